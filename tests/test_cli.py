@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import typer
@@ -123,15 +124,15 @@ ONE = ["--epochs", "1", "--seeds", "1", "--tasks", "2"]
 ELSE = ["run", "split-digits", "--method", "naive", *ONE]
 
 
-def meanwhile(monkeypatch, happens):
+def meanwhile(monkeypatch, happens, home="evcl.experiments.parallel.execute_seeds"):
     """Something happens while a run trains."""
-    train = experiments.execute_all
+    train = resolve_name(home)
 
-    def execute_all(*arguments, **options):
+    def trains(*arguments, **options):
         happens()
-        yield from train(*arguments, **options)
+        return train(*arguments, **options)
 
-    monkeypatch.setattr(experiments, "execute_all", execute_all)
+    monkeypatch.setattr(home, trains)
 
 
 def test_a_second_run_in_the_folder_is_refused_while_the_first_is_at_work(evcl, monkeypatch):
@@ -176,7 +177,7 @@ def test_a_demo_holds_the_folders_of_its_results(evcl, monkeypatch):
                 refused.append(method)
         raise EvclError("enough")
 
-    meanwhile(monkeypatch, others)
+    meanwhile(monkeypatch, others, "evcl.experiments.reproduce")
     status, _, err = evcl("demo", "--out", "d", "--epochs", "1")
     assert (status, err, len(refused)) == (1, "evcl: enough\n", 8)
     assert not Path("d").exists()

@@ -54,7 +54,7 @@ def _one_by_one(monkeypatch):
     def inline(device, precision, on_event, workers, allow_divergence):
         return Inline(on_event, allow_divergence)
 
-    monkeypatch.setattr("evcl.experiments.parallel.local", inline)
+    monkeypatch.setattr("evcl.experiments.engines.local", inline)
 
 
 @pytest.mark.full

@@ -12,7 +12,7 @@ import pytest
 
 from evcl._core.errors import EvclError
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.experiments import RESULT, compare, configure, parallel, read_result
+from evcl.experiments import RESULT, compare, configure, read_result
 from evcl.experiments.engines import Inline
 from evcl.experiments.result import to_json
 from evcl.experiments.search import named_tasks, trials
@@ -71,7 +71,7 @@ def small(programs, monkeypatch):
     monkeypatch.setattr(run, "SCENARIOS", [])
     for module in (run, write_tables):
         monkeypatch.setattr(module, "BENCHMARKS", ["split-digits:2"])
-    monkeypatch.setattr(parallel, "local", lambda device, precision, on_event, **how: Inline(on_event))
+    monkeypatch.setattr("evcl.experiments.engines.local", lambda device, precision, on_event, **how: Inline(on_event))
     return programs
 
 

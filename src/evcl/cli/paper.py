@@ -58,23 +58,15 @@ def demo(
             experiments.configure(b, m, "tuned", (0, 1, 2), None, given) for b in DEMO_BENCHMARKS for m in DEMO_METHODS
         ]
     folders = [out / config.benchmark / config.method for config in configs]
-    results = []
-    todo = []
     with contextlib.ExitStack() as claims:
-        for config, folder in zip(configs, folders, strict=True):
+        for folder in folders:
             claims.enter_context(experiments.claimed(folder))
-            found = experiments.open_folder(folder, config, overwrite)
-            if found is None:
-                todo.append((config, folder))
-            else:
-                results.append(found)
-        if results:
-            console().print(f"{len(results)} of {len(configs)} results are already in {out} (--overwrite trains again)")
-        if todo:
-            with progress([config for config, _ in todo]) as on_event:
-                for index, result in experiments.execute_all([config for config, _ in todo], on_event):
-                    experiments.write_result(todo[index][1], result, overwrite=overwrite)
-                    results.append(result)
+        there = 0 if overwrite else sum((folder / experiments.RESULT).exists() for folder in folders)
+        if there:
+            console().print(f"{there} of {len(configs)} results are already in {out} (--overwrite trains again)")
+        with progress(configs) as on_event:
+            made = experiments.reproduce(configs, out, lambda i, event, _: on_event(i, event), overwrite)
+            results = [result for _, result in made]
     print_tables(results)
     write_report_of(out, "Four methods learn five tasks, one after another")
 

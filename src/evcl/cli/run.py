@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,10 +154,12 @@ def _run_and_write(
     config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool, group: Ranks | None
 ) -> Result | None:
     """Run, write the result (over an earlier one if `replaces`) and return it. Checkpoints are kept until then."""
+    from evcl.experiments.parallel import execute_seeds
+
     again = f"it is saved in {checkpoints.folder}, and the same command with --resume continues from there"
     try:
         with progress([config]) as on_event:
-            ((_, result),) = experiments.execute_all([config], on_event, checkpoints=checkpoints, ranks=group)
+            result = execute_seeds(config, partial(on_event, 0), ranks=group, checkpoints=checkpoints)
     except (Interrupted, experiments.Stopped):
         raise Interrupted(again if checkpoints.programs() else "there was nothing to save yet") from None
     except Diverged:  # if resumed, it would diverge again

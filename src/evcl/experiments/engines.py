@@ -35,10 +35,10 @@ from evcl._core.interrupts import deferred
 from evcl.experiments.config import Config
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.result import Result
-from evcl.experiments.run import Event, execute_together
+from evcl.experiments.run import REPLICAS, Event, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
-REPLICAS, PROGRAMS = 100, 6  # on a GPU: at most per program, and programs at a time
+PROGRAMS = 6  # at a time on a GPU
 GRACE = 60.0  # seconds that processes have to save a checkpoint when they are stopped
 RETRIES = 2  # of a program whose process died, perhaps for reasons outside the program
 Outcome = list[Result] | Exception  # of a program: one result per cell, or the error

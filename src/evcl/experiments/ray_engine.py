@@ -15,9 +15,9 @@ import torch
 
 from evcl._core.errors import EvclError, extra
 from evcl.experiments.config import Config
-from evcl.experiments.engines import REPLICAS, RETRIES, Died, OnEvent, Outcome, cores, portable
+from evcl.experiments.engines import RETRIES, Died, OnEvent, Outcome, cores, portable
 from evcl.experiments.plugins import load_plugins
-from evcl.experiments.run import execute_together
+from evcl.experiments.run import REPLICAS, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
 PASSED_ON = ("EVCL_PLUGINS", "EVCL_CACHE", "EVCL_DATA", "EVCL_OFFLINE", "EVCL_NATIVE")  # sent to the nodes

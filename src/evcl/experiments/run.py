@@ -57,7 +57,9 @@ class Event:
     note: str | None = None
 
 
-OnEvent = Callable[[Event], None]
+OnEvent = Callable[[Event], object]
+OnEvents = Callable[[Sequence[int], Event], object]
+REPLICAS = 100  # at most this many cells train side by side
 
 
 def execute(
@@ -81,7 +83,7 @@ def execute(
 
 def execute_together(
     cells: Sequence[Config],
-    on_event: Callable[[Sequence[int], Event], object] = lambda some, event: None,
+    on_event: OnEvents = lambda some, event: None,
     allow_divergence: bool = False,
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
@@ -105,25 +107,68 @@ def execute_together(
     except Undecided:
         found = []
         for i, cell in enumerate(cells):
-            tell = partial(_tell, on_event, i)
+            tell = partial(lambda i, some, event: on_event([i], event), i)
             found += _side_by_side([cell], tell, allow_divergence, ranks, checkpoints)
         return found
 
 
-def _tell(on_event: Callable[[Sequence[int], Event], object], i: int, some: Sequence[int], event: Event) -> None:
-    on_event([i], event)
+class Reports:
+    """Passes on the progress of a program: its events are those of one configuration each."""
+
+    def __init__(self, configs: Sequence[Config], tasks: int, jointly: bool, on_event: OnEvents) -> None:
+        self.seeds, self.tasks, self.jointly, self.on_event = configs[0].seeds, tasks, jointly, on_event
+        count = len(self.seeds)
+        self.groups = [range(i * count, (i + 1) * count) for i in range(len(configs))]  # the cells of each
+        self.logs = [one.log and not own_rank() and one.log.callback(one.seed) for c in configs for one in c.cells]
+        self.now = Event(self.seeds, 0, tasks, 0.0)
+
+    def observer(self, task: int, names: str) -> Observer:
+        """Reports a round whose last task is `task`."""
+        histories = [History(names, [log], r) for r, log in enumerate(self.logs) if log]
+        return Observers(Epochs(self, task), *histories)
+
+    def epoch(self, task: int, part: float) -> None:
+        """A part of a round is learned."""
+        for group in self.groups:
+            self._tell(group, task, part if self.jointly else (task + part) / self.tasks)
+
+    def learned(self, task: int, accuracy: Tensor) -> None:
+        """A task is learned, and those so far are measured."""
+        for group, part in zip(self.groups, accuracy.split(len(self.seeds)), strict=True):
+            self._tell(group, task, (task + 1) / self.tasks, float(part.mean()))
+
+    def note(self, text: str) -> None:
+        self.on_event(self.groups[0], replace(self.now, accuracy=None, note=text))
+
+    def close(self) -> None:
+        for log in self.logs:
+            if log:
+                log.close()
+
+    def _tell(self, group: Sequence[int], task: int, done: float, accuracy: float | None = None) -> None:
+        self.now = Event(self.seeds, task, self.tasks, done, accuracy)
+        self.on_event(group, self.now)
+
+
+class Epochs(Observer):
+    """Reports the epochs of a round whose last task is `task`."""
+
+    def __init__(self, reports: Reports, task: int) -> None:
+        self.reports, self.task = reports, task
+
+    def end_epoch(self, progress: Progress) -> None:
+        self.reports.epoch(self.task, progress.epoch / progress.epochs)
 
 
 def _side_by_side(
     cells: Sequence[Config],
-    on_event: Callable[[Sequence[int], Event], object],
+    on_event: OnEvents,
     allow_divergence: bool,
     ranks: Ranks | None,
     checkpoints: Checkpoints | None,
 ) -> list[Result]:
     configs = _configurations(cells)
-    lead, count = configs[0], len(configs[0].seeds)
-    groups = [range(i, i + count) for i in range(0, len(cells), count)]  # the cells of each configuration
+    lead = configs[0]
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
     streams = [
         benchmarks.get(lead.benchmark, seed, lead.tasks, lead.settings.validation, scenario=lead.scenario or None)
@@ -141,62 +186,24 @@ def _side_by_side(
         ranks=ranks,
         likelihood=_likelihood(streams[0], cells),
     )
-    tasks = len(streams[0])
-    now = Event(lead.seeds, 0, tasks, 0.0)
-
-    def hear(group: Sequence[int], event: Event) -> None:
-        nonlocal now
-        now = event
-        on_event(group, event)
-
-    class Reporter(Observer):
-        """Reports the cells' progress in a round whose last task is `task`."""
-
-        def __init__(self, task: int) -> None:
-            self.task = task
-
-        def end_epoch(self, progress: Progress) -> None:
-            done = progress.epoch / progress.epochs
-            whole = done if run.method.jointly else (self.task + done) / tasks
-            for group in groups:
-                hear(group, Event(lead.seeds, self.task, tasks, whole))
-
-    logs = [None if cell.log is None or own_rank() else cell.log.callback(cell.seed) for cell in cells]
-
-    def observer(task: int, names: str) -> Observer:
-        histories = [History(names, [log], r) for r, log in enumerate(logs) if log is not None]
-        return Observers(Reporter(task), *histories)
-
-    def after_task(task: int, accuracy: Tensor) -> None:
-        for group, part in zip(groups, accuracy.split(count), strict=True):
-            hear(group, Event(lead.seeds, task, tasks, (task + 1) / tasks, float(part.mean())))
-
-    def note(text: str) -> None:
-        on_event(groups[0], replace(now, accuracy=None, note=text))
-
+    reports = Reports(configs, len(streams[0]), run.method.jointly, on_event)
     infer = lead.scenario in ("domain", "class")
     if infer and run.needs_task:
-        note(f"scenario {lead.scenario} does not give the task, which {lead.method} needs to predict: it is inferred")
-    machine = environment(lead.device)
-    with contextlib.ExitStack() as stack:
-        for log in logs:
-            if log is not None:
-                stack.callback(log.close)
-        if checkpoints is None:
-            start = time.perf_counter()
-            found = learn_stream(run, streams, observer, after_task, infer=infer)
-            seconds = time.perf_counter() - start
-        else:
+        reports.note(
+            f"scenario {lead.scenario} does not give the task, which {lead.method} needs to predict: it is inferred"
+        )
+    machine, checkpointer = environment(lead.device), None
+    with contextlib.closing(reports), contextlib.ExitStack() as stack:
+        if checkpoints is not None:
             asked = stack.enter_context(deferred())
-            stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
-            identities = [identity(one) for one in configs]
-            checkpointer = Checkpointer(replace(own, stop=stop), identities, asdict(machine), note, ranks)
-            found = learn_stream(run, streams, observer, after_task, checkpointer, infer)
-            seconds = checkpointer.seconds
+            own = replace(checkpoints.of(program_name(configs)), stop=checkpoints.stop or asked)
+            checkpointer = Checkpointer(own, [identity(one) for one in configs], asdict(machine), reports.note, ranks)
+        start = time.perf_counter()
+        found = learn_stream(run, streams, reports.observer, reports.learned, checkpointer, infer)
+        seconds = time.perf_counter() - start if checkpointer is None else checkpointer.seconds
     seconds = round(seconds / len(cells), 3)
-    shape = {"tasks": tasks, **_trunk(streams[0], lead.network), "precision": lead.precision, "device": lead.device}
-    if lead.scenario:
-        shape["scenario"] = lead.scenario
+    shape = {"tasks": lead.tasks, **_trunk(streams[0], lead.network), "precision": lead.precision}
+    shape |= {"device": lead.device, **({"scenario": lead.scenario} if lead.scenario else {})}
     sizes, names = run.memory_bytes(), [task.name for task in streams[0]]
     unsure = uncertainty(run, streams[0])
     results = [result_of(cell, r, found, shape, seconds, sizes[r], machine, names) for r, cell in enumerate(cells)]

@@ -354,32 +354,6 @@ class Store:
             raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
-class NullStore(Store):
-    """A store that keeps nothing: every cell is run here and now. Its checkpoints, if any, belong to the caller."""
-
-    def __init__(self, checkpoints: Checkpoints | None = None) -> None:
-        super().__init__(Path())
-        self._given = checkpoints
-
-    def checkpoints(self, config: Config) -> Checkpoints | None:
-        return self._given
-
-    def look(self, key: str) -> CellState:
-        return CellState("todo")
-
-    def take(self, config: Config, retry: bool = False) -> Claim:
-        return Claim(key(config), 1)
-
-    def complete(self, claim: Claim, result: Result) -> bool:
-        return True
-
-    def fail(self, claim: Claim, failure: Failure) -> None:
-        pass
-
-    def others(self) -> bool:
-        return False
-
-
 def _names(folder: Path) -> set[str]:
     try:
         return {path.name for path in folder.iterdir()}
