@@ -8,6 +8,7 @@ which in a chain of linear layers makes a second pass through the network.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,8 @@ def step(method: str, name: str, apart: bool = False, **given: float) -> Callabl
     part = network.layout.part(network.names_of(all_heads(pool, losses)))
     q = network.posterior.map(lambda t: network.layout.gather(t, part), part)
     terms = [narrowed(term, network.layout, part) for term in fit.terms]
-    one = Step(network, part, q, terms, run.settings, pool, find_chain(network, task.x), losses=losses)
+    own = replace(fit, terms=terms, losses=losses)
+    one = Step(network, q, own, run.settings, pool, find_chain(network, task.x))
     rows, noise = torch.arange(BATCH).unsqueeze(0), GeneratorNoise([generator(0, "perf")])
     return lambda: one(rows, noise)
 

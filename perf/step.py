@@ -17,7 +17,7 @@ from torch import Tensor
 import evcl
 from common import BATCH, NETWORKS, medians, paper_form
 from evcl._core.randomness import GeneratorNoise, generator
-from evcl.methods import METHODS, Round, Term, autograd_gradients
+from evcl.methods import METHODS, Fit, Round, Term, autograd_gradients
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
 from evcl.training import Pool, Run, Step, TaskData
@@ -83,8 +83,8 @@ def step(
     pool, network = Pool([task], run.classes), run.network
     round_ = Round(1, [task], network, network.posterior, run.seen, run.seeds, run.likelihood)
     terms = [*next(run.method.learn(run.memory, round_, run.settings)).terms, *more(network.posterior)]
-    q, chain = network.posterior.snapshot(), find_chain(network, x)
-    one = Step(network, network.layout, q, terms, run.settings, pool, chain)
+    q, chain = network.posterior.map(torch.clone, network.layout), find_chain(network, x)
+    one = Step(network, q, Fit([task], terms=terms), run.settings, pool, chain)
     rows = torch.arange(BATCH).expand(replicas, BATCH)
     noise = GeneratorNoise([generator(r, "perf") for r in range(replicas)])
     return lambda: one(rows, noise)

@@ -115,7 +115,7 @@ def step_of(run, network, loss_heads=(), **more):
     q = whole.posterior.map(lambda t: whole.layout.gather(t, part), part)
     chain = find_chain(whole, pool.x)
     assert (chain is not None) == (network == "chain")
-    return Step(whole, part, q, more.pop("terms", ()), run.settings, pool, chain, rule=Still, **more), pool, part, q
+    return Step(whole, q, Fit([], rule=Still, **more), run.settings, pool, chain), pool, part, q
 
 
 @networks
@@ -288,7 +288,8 @@ def test_a_tracker_hears_the_gradient_of_the_data_and_every_step(network, bayesi
         earlier = path.heard[k - 1][3] if k else path.start
         assert torch.equal(q.mean, earlier.mean)
         bare, pool = taken[k][0], taken[k][0].pool
-        plain = Step(run.network, bare.q.layout, q, (), run.settings, pool, find_chain(run.network, pool.x), rule=Still)
+        q = replace(q, layout=bare.q.layout)
+        plain = Step(run.network, q, Fit([], rule=Still), run.settings, pool, find_chain(run.network, pool.x))
         plain(taken[k][1], Handed())
         torch.testing.assert_close(grad, plain.grads.mean, rtol=1e-9, atol=1e-12)
         if bayesian:

@@ -11,7 +11,7 @@ from torch import nn
 import evcl
 from evcl._core.randomness import GeneratorNoise
 from evcl._core.settings import resolve
-from evcl.methods import METHODS, Round
+from evcl.methods import METHODS, Fit, Round
 from evcl.nn import bayesianize
 from evcl.nn.chain import Chain, find_chain, find_places, padded
 from evcl.training import Pool, Run, Step, TaskData
@@ -114,7 +114,8 @@ def test_a_step_takes_no_memory():
     round_ = Round(1, [task], network, network.posterior, run.seen, run.seeds, run.likelihood)
     terms = next(run.method.learn(run.memory, round_, run.settings)).terms
     chain = find_chain(network, pool.x)
-    step = Step(network, network.layout, network.posterior.snapshot(), terms, run.settings, pool, chain)
+    q = network.posterior.map(torch.clone, network.layout)
+    step = Step(network, q, Fit([task], terms=terms), run.settings, pool, chain)
     source = GeneratorNoise([torch.Generator().manual_seed(0)])
     for size in (8, 4):
         rows = torch.arange(size).unsqueeze(0)

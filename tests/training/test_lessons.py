@@ -13,7 +13,7 @@ import evcl
 from evcl._core.randomness import GeneratorNoise
 from evcl._core.settings import resolve
 from evcl.kernels.native import native
-from evcl.methods import METHODS, Distillation, Loss, TaskData
+from evcl.methods import METHODS, Distillation, Fit, Loss, TaskData
 from evcl.methods.together import LossOf
 from evcl.nn.chain import Chain, find_chain
 from evcl.training import Pool, Run, Step
@@ -101,7 +101,7 @@ class Case:
         part = network.layout.part(network.names_of(all_heads(self.pool, losses)))
         q = network.posterior.map(lambda t: network.layout.gather(t, part), part)
         chain = find_chain(network, self.pool.x)
-        return Step(network, part, q, [], self.settings, self.pool, chain, losses=losses)
+        return Step(network, q, Fit(self.tasks, losses=losses), self.settings, self.pool, chain)
 
     def both(self):
         """(NLL, lessons, gradients) of the chain and by autograd."""

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import ranked
@@ -22,7 +21,6 @@ import evcl
 from evcl._core.errors import EvclError
 from evcl._core.randomness import GeneratorNoise, PartNoise, generator
 from evcl._core.ranks import Ranks, check_batch, joined
-from evcl.training import fit
 
 
 def start(*words, **variables):
@@ -197,26 +195,9 @@ def test_what_torchrun_should_have_set(monkeypatch, evcl):
     [("cpu:gloo,cuda:gloo", False), ("cpu:gloo", False), ("cuda:nccl", True), ("cpu:gloo,cuda:nccl", True)],
 )
 def test_only_sums_of_nccl_are_captured(backends, capturable, monkeypatch):
-    """What a GPU decides, without one: graphs if the sums can be part of them, else step by step."""
     for name, value in (("get_rank", 0), ("get_world_size", 2), ("get_backend_config", backends)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
-    ranks = Ranks()
-    assert ranks.capturable == capturable
-    for kind in ("GraphedSteps", "EagerSteps"):
-        monkeypatch.setattr(fit, kind, lambda *arguments, kind=kind: kind)
-    for own, mine, noise, wanted in (
-        (ranks, True, None, capturable),
-        (None, True, None, True),
-        (ranks, False, None, False),  # the method asks for no capture
-        (ranks, True, object(), False),
-    ):
-        fitting = object.__new__(fit.Fitting)
-        fitting.run, fitting.noise, fitting.round = SimpleNamespace(ranks=own, seeds=[0]), noise, None
-        on_gpu = SimpleNamespace(mean=SimpleNamespace(is_cuda=True))
-        network = SimpleNamespace(capturable=True)
-        context = SimpleNamespace(reread=None, network=network, start=on_gpu, pool=None)
-        chosen = fitting._steps(SimpleNamespace(capture=mine, number=0, sampler=None), 0, context, None, None, 1)
-        assert chosen == ("GraphedSteps" if wanted else "EagerSteps")
+    assert Ranks().capturable == capturable
 
 
 def test_one_process_needs_no_group():

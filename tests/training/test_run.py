@@ -419,15 +419,14 @@ def test_a_domain_adds_a_softmax_and_the_likelihoods_of_its_classes():
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("network", ["mlp", "convolutional"])
-def test_a_tasks_buffers_go_with_it(network, dtype, monkeypatch):
+def test_a_tasks_buffers_go_with_it(network, dtype):
     """At once, and not when Python looks for cycles, which it may do many tasks later."""
-    steps, init = [], Step.__init__
+    steps = []
 
-    def noted(self, *args, **options):
-        steps.append(weakref.ref(self))
-        init(self, *args, **options)
+    class Noting(Observer):
+        def begin_fit(self, stage, step, *_):
+            steps.append(weakref.ref(step))
 
-    monkeypatch.setattr(Step, "__init__", noted)
     settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
     make = convolutional if network == "convolutional" else lambda: evcl.nn.mlp(64, [10])
     run = Run(make(), METHODS["evcl"], [settings], [0], draw=True, dtype=dtype)
@@ -436,7 +435,7 @@ def test_a_tasks_buffers_go_with_it(network, dtype, monkeypatch):
     gc.collect()
     gc.disable()
     try:
-        run.learn([TaskData(x, torch.arange(30).unsqueeze(0) % 2, 0)])
+        run.learn([TaskData(x, torch.arange(30).unsqueeze(0) % 2, 0)], observer=Noting())
         assert [step() for step in steps] == [None]
     finally:
         gc.enable()

@@ -34,11 +34,11 @@ def new(method, seeds=(0,), **given):
     return Run(evcl.nn.mlp(5, [6]), METHODS[method], [settings] * len(seeds), seeds, draw=True, dtype=F64)
 
 
-def learned(method, data, seeds=(0,), **given):
+def learned(method, data, seeds=(0,), observer=None, **given):
     run = new(method, seeds, **given)
     for task in data:
         run.add_head(6, task.head + 2)
-        run.learn([task])
+        run.learn([task], observer=observer)
     return run
 
 
@@ -107,15 +107,14 @@ def test_the_copy_is_thrown_away_and_is_one_task_more(method, generator):
     assert not torch.allclose(run.predict(data[0].x, 0), before, atol=1e-3)
 
 
-def test_tuning_weighs_the_prior_by_the_coresets_size(generator, monkeypatch):
-    sizes, init = [], Step.__init__
+def test_tuning_weighs_the_prior_by_the_coresets_size(generator):
+    sizes = []
 
-    def noted(self, network, layout, q, terms, s, *rest):
-        sizes.append(round(s.tempering / terms[0].weight))
-        init(self, network, layout, q, terms, s, *rest)
+    class Noting(Observer):
+        def begin_fit(self, stage, step, *_):
+            sizes.append(round(0.01 / step.terms[0].weight))
 
-    monkeypatch.setattr(Step, "__init__", noted)
-    learned("vcl", tasks(generator), coreset="random", tempering=0.01)
+    learned("vcl", tasks(generator), observer=Noting(), coreset="random", tempering=0.01)
     assert sizes == [N - M, M, N - M, 2 * M]
 
 

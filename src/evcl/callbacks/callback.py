@@ -25,6 +25,8 @@ class Epoch:
             without a validation part
         validation_accuracy: the accuracy of the same predictions; None without a validation part
         stage: which of the method's fits this is: "task", or for example "coreset"
+        path: how the steps were computed: "autograd", "chain" (an MLP on a CPU), "graph" (on a GPU), or "kernels" (an
+            MLP on a GPU)
     """
 
     task: str
@@ -36,6 +38,7 @@ class Epoch:
     validation_nll: float | None = None
     validation_accuracy: float | None = None
     stage: str = "task"
+    path: str = ""
 
     @property
     def loss(self) -> float:

@@ -19,6 +19,7 @@ from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import LayerNames, find_chain, padded
 from evcl.nn.norms import BatchNorm
 from evcl.nn.sampled import DirectParameters, FreeParameter
+from evcl.training import paths
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
 from evcl.training.film import RowsFit, rows_fit
@@ -27,7 +28,7 @@ from evcl.training.lessons import all_heads
 from evcl.training.observer import Observer, Observers, Progress
 from evcl.training.optimise import EagerSteps, Steps, optimise
 from evcl.training.reread import RereadSteps, reread_task
-from evcl.training.step import Step
+from evcl.training.step import Execution, Step
 
 if TYPE_CHECKING:
     from evcl.training.run import Run
@@ -48,7 +49,8 @@ class FitContext:
 
     network: BayesianNetwork
     pool: Pool
-    chain: LayerNames | None
+    path: str  # see paths.py
+    chain: LayerNames | None  # if the path uses it
     part: Layout
     start: Gaussian  # over all weights
     film: RowsFit | None = None  # the rows of tasks that it trains
@@ -73,7 +75,7 @@ class Fitting:
         reference: bool = False,
     ) -> None:
         self.run, self.round, self.observer, self.validation = run, round_, observer, validation
-        self.noise, self.reference = noise, reference
+        self.how = Execution(run.ranks, run.accumulate, noise, reference)
         self.validated: int | None = None  # the stage of the first fit of the run's own network
         self.settings = run.settings if epochs is None else Settings({**run.settings, "epochs": epochs})
 
@@ -103,17 +105,9 @@ class Fitting:
         )  # a generator learns the images as they are
         pool = Pool(fit.data, network.classes, len(whole.mean), likelihood, augment)
         reread = reread_task(fit, self.round, stage)
-        # Kernels generate their own noise, and that of whole batches
-        layers = self.noise is not None or run.ranks is not None or not fit.capture
-        plain = self.reference or (on_gpu and layers) or not likelihood.compiled or limited(whole.mean.device)
-        plain = (
-            plain
-            or augment
-            or (reread is not None and (on_gpu or bool(fit.losses)))
-            or (on_gpu and run.accumulate > 1)
-            or (network.film is not None and (on_gpu or len(pool.tasks) > 1))
-        )
-        chain = None if plain else find_chain(network, pool.x)
+        chain = find_chain(network, pool.x)
+        path = paths.chosen(paths.Request(network, whole, fit, pool, self.how, chain, reread is not None))
+        chain = chain if path in paths.BY_HAND else None
         if chain is None:
             run.check_independent(network, pool.x)
             if not augment and reread is None:
@@ -131,7 +125,7 @@ class Fitting:
             network.weights.task = (own or pool.tasks)[0]
             trained = own if fit.film else []
             film = rows_fit(network, trained, _narrowest(network, part)) if trained else None
-        return FitContext(network, pool, chain, part, whole, film, reread)
+        return FitContext(network, pool, path, chain, part, whole, film, reread)
 
     def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
         """Train, and return the result of the fit as tensors, which a checkpoint can store."""
@@ -143,16 +137,12 @@ class Fitting:
         moves = fit.moves
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
-        terms = [narrowed(term, layout, part) for term in fit.terms]
+        own = replace(fit, terms=[narrowed(term, layout, part) for term in fit.terms], moves=moves)
         length = self._length(fit, context)
         fresh = run.drawn and (fit.fresh or self.round.number == stage == 0)
         s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
         s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
-        step = Step(
-            network, part, q, terms, s, context.pool, context.chain, self.reference, run.ranks, fit.losses,
-            fit.trackers, moves, fit.rule, context.film, getattr(fit.sampler, "period", 1), fit.project,
-            run.accumulate,
-        )  # fmt: skip
+        step = Step(network, q, own, s, context.pool, context.chain, context.film, self.how)
         start = step.q.snapshot() if run.allow_divergence else None
         film = context.film
         first = None if film is None else film.values.clone()
@@ -223,13 +213,12 @@ class Fitting:
         if number is None:
             number = self.round.number if stage == 0 else -1 - self.round.number - FAR * (stage - 1)
         if context.reread is not None and context.reread.reread is not None:
-            steps = RereadSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
+            steps = RereadSteps(step, pool, run.seeds, number, watching, fit.sampler, self.how.noise)
             steps.reread, steps.losses, steps.length = context.reread.reread, fit.losses, length
             return steps
-        captured = fit.capture and context.network.capturable and (run.ranks is None or run.ranks.capturable)
-        if context.start.mean.is_cuda and self.noise is None and captured:
+        if context.path in ("kernels", "graph"):
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
-        return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
+        return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.how.noise)
 
     def _meet(self, network: BayesianNetwork, q: Gaussian, film: RowsFit | None) -> None:
         """Before a fit, make all processes start from the same weights, and refuse layers that need the whole batch."""
@@ -324,7 +313,8 @@ class _Stage(Observers):
 
     def end_epoch(self, progress: Progress) -> bool:
         done, epochs = self.stage * progress.epochs, self.stages * progress.epochs
-        progress = replace(progress, epoch=done + progress.epoch, epochs=epochs, stage=self.fit.stage)
+        stage, path = self.fit.stage, self.context.path
+        progress = replace(progress, epoch=done + progress.epoch, epochs=epochs, stage=stage, path=path)
         if self.looks:
             progress = replace(progress, validation=self.fitting.measured(self.context, self.step.q))
         stop = super().end_epoch(progress)

@@ -48,6 +48,7 @@ class History(Observer):
             validation_nll=measured[0] if measured else None,
             validation_accuracy=measured[1] if measured else None,
             stage=p.stage,
+            path=p.path,
         )
         self.epochs.append(epoch)
         stop = False

@@ -23,6 +23,7 @@ class Progress:
     lr: Tensor | float
     validation: tuple[Tensor, Tensor] | None = None  # [R] each: NLL and accuracy on held-out examples
     stage: str = "task"  # the fit's `stage`
+    path: str = ""  # how its steps are computed: see paths.py
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, PartNoise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings
-from evcl.methods import Gradients, LogitLoss, Loss, Term, Tracker, collapse
+from evcl.methods import Fit, Gradients, LogitLoss, Loss, collapse
 from evcl.methods.method import begin_tracker
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Part
@@ -213,47 +214,56 @@ class Accumulated:
         return nll
 
 
+@dataclass(frozen=True)
+class Execution:
+    """How a run computes its steps, whatever they compute.
+
+    Attributes:
+        ranks: the processes that share each step; None: this one alone
+        accumulate: the number of parts in which the gradient is computed
+        noise: a noise source in place of the run's own, for tests
+        reference: differentiate the method's terms by autograd: slow and simple, for tests
+    """
+
+    ranks: Ranks | None = None
+    accumulate: int = 1
+    noise: Noise | None = None
+    reference: bool = False
+
+
 class Step:
     """One training step on flat buffers. `buffers()` returns every tensor that a step changes.
 
-    `chain` names the network's layers if it is a chain. `moves` [R, P] is True for the weights to train; None: all.
-    `film`: the FiLM rows to train beside them. `period`: see `Shared`. `project`: see `Fit.project`. `accumulate`: the
-    number of parts in which the gradient is computed.
-    `reference` differentiates the method's terms by autograd: slow and simple, for the tests.
+    `q`, with its layout, and the terms and `moves` of `fit` are those of the fit's weights alone. `chain` names the
+    network's layers if their gradient is not to be computed by autograd, but by nn/chain.py or, on a GPU, by kernels.
+    `rows`: the weights of tasks to train beside the posterior.
     """
 
     def __init__(
         self,
         network: BayesianNetwork,
-        layout: Layout,
         q: Gaussian,
-        terms: Sequence[Term],
+        fit: Fit,
         s: Settings,
         pool: Pool,
         chain: LayerNames | None = None,
-        reference: bool = False,
-        ranks: Ranks | None = None,
-        losses: Sequence[Loss] = (),
-        trackers: Sequence[Tracker] = (),
-        moves: Tensor | None = None,
-        rule: Callable[..., Rule] | None = None,
-        film: RowsFit | None = None,
-        period: int = 1,
-        project: bool = False,
-        accumulate: int = 1,
+        rows: RowsFit | None = None,
+        how: Execution | None = None,
     ) -> None:
-        variance = q.variance()
+        how, layout, variance, losses = how or Execution(), q.layout, q.variance(), fit.losses
+        assert layout is not None
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
         grads = torch.zeros_like(values)
-        self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
-        self.trackers, self.ranks, self.film = list(trackers), ranks, film
-        kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
+        self.q, self.network, self.pool = Gaussian(values[0], q.log_std, layout), network, pool
+        self.terms, self.trackers = list(fit.terms), list(fit.trackers)
+        self.ranks, self.film = how.ranks, rows
         self.statistics = list(network.statistics().values())
-        self.perceptron = chain is not None
-        self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
-        self.by_kernels = self.by_kernels and pool.weights is None and not project  # the kernels support neither
-        bound = Bound(network, layout, values, grads, film)
-        source, lessons, rounded = self._by_chain(chain, bound, losses, kernels)
+        pull, self.rest = (None, self.terms) if how.reference else collapse(self.terms)
+        self.variance = None if variance is None else values[1]
+        self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
+        self.by_kernels = chain is not None and values.is_cuda
+        bound = Bound(network, layout, values, grads, rows)
+        source, lessons, rounded = self._by_chain(chain, bound, losses)
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
@@ -263,52 +273,49 @@ class Step:
             source = by_autograd = ByAutograd(bound, pool, losses, source)
             self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
         assert source is not None
-        self.kept_grads = torch.zeros_like(grads) if project else None
+        self.kept_grads = torch.zeros_like(grads) if fit.project else None
         if self.kept_grads is not None:
             source = apart(source, bound, pool, self.kept_grads)
-        self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
-        pull, self.rest = (None, self.terms) if reference else collapse(terms)
-        make = Update if rule is None else rule
-        self.variance = None if variance is None else values[1]
+        make = fit.rule or Update
         self.update: Rule = make(self.q, self.variance, grads, pull, s, rounded)
         self.estimating = self.update if isinstance(self.update, Estimating) else None
         if self.estimating is not None:
             self.by_kernels = False
-            if accumulate > 1 and getattr(self.estimating, "whole", False):
+            if how.accumulate > 1 and getattr(self.estimating, "whole", False):
                 raise EvclError("this method needs all examples of a step at once: leave out accumulate")
-            source = self.estimating.source(network, layout, pool, self._at(network, layout, chain, losses))
+            source = self.estimating.source(network, layout, pool, self._at(chain, losses))
         shared = [grads] if self.estimating is None else [grads, *self.estimating.means]
         shared += [] if self.kept_grads is None else [self.kept_grads]
-        if film is not None:
-            shared, self.update = [*shared, film.grads], WithFilm(self.update, film, s)
-        source = source if ranks is None else Shared(source, shared, ranks, period)
-        self.source: Source = source if accumulate == 1 else Accumulated(source, shared, accumulate, period)
-        self.beside: list[
-            Tensor
-        ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
-        self._still, self._rounded, self._values = None if moves is None else ~moves, rounded, values
-        live = [] if moves is None else [t for t in (values[0], q.log_std, self.variance) if t is not None]
+        if rows is not None:
+            shared, self.update = [*shared, rows.grads], WithFilm(self.update, rows, s)
+        period = getattr(fit.sampler, "period", 1)
+        source = source if how.ranks is None else Shared(source, shared, how.ranks, period)
+        self.source: Source = source if how.accumulate == 1 else Accumulated(source, shared, how.accumulate, period)
+        self.beside: list[Tensor] = []  # further tensors that change from epoch to epoch, such as copies
+        self._still, self._rounded, self._values = None if fit.moves is None else ~fit.moves, rounded, values
+        live = [] if fit.moves is None else [t for t in (values[0], q.log_std, self.variance) if t is not None]
         self._held = [(tensor, tensor.clone()) for tensor in live]
         self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that are no longer updated
         for tracker in self.trackers:
             begin_tracker(tracker, self.q, Part(network.layout, layout))
 
     def _by_chain(
-        self, chain: LayerNames | None, bound: Bound, losses: Sequence[Loss], kernels: Any
+        self, chain: LayerNames | None, bound: Bound, losses: Sequence[Loss]
     ) -> tuple[Source | None, Lessons | None, Tensor | None]:
         """If the network is a chain: what computes its gradient, the distillation that it includes and, for the
         kernels, a copy of the weights in a lower precision.
         """
-        network, values, grads, pool = bound.network, bound.values, bound.grads, self.pool
-        lessons, rounded, compute_dtype = None, None, network.weights.compute_dtype
-        if chain is None or (values.is_cuda and not self.by_kernels):
+        if chain is None:
             return None, None, None
-        most = kernels.MOST_CLASSES if self.by_kernels else None
+        network, values, grads, pool = bound.network, bound.values, bound.grads, self.pool
+        kernels, compute_dtype = gpu_kernels() if self.by_kernels else None, network.weights.compute_dtype
+        lessons = None
         if network.film is None:  # with FiLM, each head is distilled through a trunk of its own
+            most = None if kernels is None else kernels.MOST_CLASSES
             lessons = find_lessons(losses, pool, network.classes, values[0], most)
         heads = pool.heads if lessons is None else all_heads(pool, losses)
         places = find_places(chain, bound.layout, heads)
-        if self.by_kernels:
+        if kernels is not None:
             rounded = None if compute_dtype is None else values.to(compute_dtype)
             return kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons), lessons, rounded
         film, beside = bound.film_of(chain, pool.tasks[0]), None
@@ -316,19 +323,17 @@ class Step:
             beside = OnLogits(losses[0], pool, values.new_zeros(values.shape[1]))
         return Chain(places, values, grads, pool, compute_dtype, lessons, film, beside), lessons, None
 
-    def _at(
-        self, network: BayesianNetwork, layout: Layout, chain: LayerNames | None, losses: Sequence[Loss]
-    ) -> Callable[[Tensor, Tensor], Source]:
+    def _at(self, chain: LayerNames | None, losses: Sequence[Loss]) -> Callable[[Tensor, Tensor], Source]:
         """What a rule that computes its own gradient is given: see `Estimating.source`."""
+        network, layout, pool = self.network, self.grads.layout, self.pool
 
         def at(theta: Tensor, into: Tensor) -> Source:
             fast = None
             if chain is not None and not theta.is_cuda:
-                places = find_places(chain, layout, self.pool.heads)
-                fast = Chain(places, theta, into, self.pool, network.weights.compute_dtype)
+                fast = Chain(find_places(chain, layout, pool.heads), theta, into, pool, network.weights.compute_dtype)
             if fast is not None and not losses:
                 return fast
-            mixed = ByAutograd(Bound(network, layout, theta, into), self.pool, losses, fast)
+            mixed = ByAutograd(Bound(network, layout, theta, into), pool, losses, fast)
             self._losses = list(zip(map(term_name, losses), mixed.values, strict=True))
             return mixed
 
