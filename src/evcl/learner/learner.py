@@ -29,6 +29,7 @@ from evcl.methods.memory import copies_network
 from evcl.nn import MLP, VAE, LoRA, Names, Prior
 from evcl.nn.inputs import Call, Output, without_classifier
 from evcl.nn.lora import with_adapters
+from evcl.posterior import NamedPosterior
 from evcl.targets import Energy
 from evcl.targets import get as get_likelihood
 from evcl.training import Run, Session
@@ -279,6 +280,18 @@ class Learner(Predictor):
         keeps_some = keep if self.can_keep else None
         advice = f"{keeps_some} would keep rows of every class" if keeps_some else "give every task rows of every class"
         return f"task {task!r} has no rows of {some}, which its head knows, and may make it forget them: {advice}"
+
+    @property
+    def posterior(self) -> NamedPosterior:
+        """The posterior over the weights as it is now, by their names: `learner.posterior["layers.0.weight"].mean`,
+        `.std`, `.precision`, `.draw(8)`, and `.kl()`, the divergence from the first prior. Point weights have a mean
+        alone.
+        """
+        self._check_idle()
+        network = self._run.network
+        own = network.posterior.map(torch.clone, network.layout)
+        bayesian = own.log_std is not None
+        return NamedPosterior(own, network.first_prior(self.settings.prior_std, own.mean) if bayesian else own)
 
     # --- other forms -----------------------------------------------------------------------------------------------
 

@@ -312,7 +312,7 @@ def _posterior(
         first[place] = own
         now = {k: usual[k if k == TRUNK else plan.moved[i][k]] for k in part.memory.beta}
         units = part.per_weight(part.memory.beta) / part.per_weight(now)
-        precision = own + units * ((-2 * q.log_std[0].double().cpu()).exp() - own)  # type: ignore[index]
+        precision = own + units * (q.map(lambda flat: flat[0].double().cpu()).precision() - own)
         found.append(Diagonal(place, q.mean[0].double().cpu(), precision.clamp_min(1e-12)))
     mean = torch.zeros(layout.size, dtype=torch.float64)
     centre = parts[0].learner._run.network.centre

@@ -77,8 +77,7 @@ def first_prior(mean: Tensor, round_: Round, s: Settings) -> Gaussian:
 def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
     """q^left first^(1 - left), for the evidence that q has beyond the first prior."""
     assert q.log_std is not None
-    assert first.log_std is not None
-    own, start = (-2 * q.log_std).exp(), (-2 * first.log_std).exp()
+    own, start = q.precision(), first.precision()
     precision = start + left * (own - start).clamp_min(0)
     mean = first.mean + left * own / precision * (q.mean - first.mean)
     same = left == 1

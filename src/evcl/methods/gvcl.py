@@ -38,8 +38,7 @@ class ScaledKL:
 
     def stiffness(self) -> Tensor:
         """[R, P]: 1/s0 + lambda max(1/s - 1/s0, 0)"""
-        assert self.prior.log_std is not None
-        added = ((-2 * self.prior.log_std).exp() - self.first).clamp_min(0)
+        added = (self.prior.precision() - self.first).clamp_min(0)
         return self.first + self.strength * added
 
     def loss(self, q: Gaussian) -> Tensor:

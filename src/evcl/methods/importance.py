@@ -100,12 +100,10 @@ def estimates(
 
 def _drawn(q: Gaussian, layout: Layout, draws: int, generators: list[torch.Generator]) -> list[Tensor]:
     """Posterior draws [R, P]. No number is drawn for padding, so that every device draws the same weights."""
-    mean, log_std, plain = q.mean, q.log_std, Layout(layout.shapes)
-    assert log_std is not None
-    points = []
+    plain, points = Layout(layout.shapes), []
     for _ in range(draws):
-        noise = torch.stack([torch.randn(plain.size, generator=g, dtype=mean.dtype) for g in generators])
-        points.append(mean + log_std.exp() * plain.gather(noise.to(mean.device), layout))
+        z = torch.stack([torch.randn(plain.size, generator=g, dtype=q.mean.dtype) for g in generators])
+        points.append(q.draw(plain.gather(z.to(q.mean.device), layout)))
     return points
 
 

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from evcl import posterior
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
-from evcl.nn import BayesianNetwork, Gaussian, Layout, posterior
-from evcl.nn.posterior import Extending
+from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.posterior import Extending
 
 M = TypeVar("M")
 Start = Literal["zero", "prior", "posterior"]

@@ -11,11 +11,12 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
+from evcl import posterior
 from evcl._core.bounds import LARGEST_LOG_STD, LARGEST_MEAN
 from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
 from evcl.methods.memory import Another, KeptExamples, Model, PerWeight, hows
-from evcl.nn import Gaussian, posterior
+from evcl.nn import Gaussian
 
 M = TypeVar("M")
 

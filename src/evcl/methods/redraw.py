@@ -34,8 +34,8 @@ def redrawn(round_: Round, s: Settings) -> Gaussian | None:
     if s.redraw == "initial":
         mean = network.redrawn(q.mean, sources)
     else:
-        noise = [torch.randn(q.mean.shape[1], generator=source, dtype=torch.float64) for source in sources]
-        mean = q.mean + q.log_std.exp() * torch.stack(noise).to(q.mean)
+        z = [torch.randn(q.mean.shape[1], generator=source, dtype=torch.float64) for source in sources]
+        mean = q.draw(torch.stack(z).to(q.mean))
     used = torch.zeros_like(q.mean, dtype=torch.bool)
     for name in network.names_of([task.head for task in round_.tasks]):
         used[:, network.layout.spans[name]] = True

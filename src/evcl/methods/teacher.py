@@ -252,18 +252,19 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
 
     forgotten = 1 - 1 / likelihood.surprise(said(q.mean), y, weights).clamp_min(1.0).view(-1, 1)
     if q.log_std is not None:
-        total = sum(likelihood.predict(said(one)) for one in _draws(q.mean, q.log_std, round_))
+        total = sum(likelihood.predict(said(one)) for one in _draws(q, round_))
         known = likelihood.known(torch.as_tensor(total) / DOUBTED, DOUBTED, weights)
         forgotten = known.to(forgotten).view(-1, 1) * forgotten
     share = rows[task.head] / torch.stack(list(rows.values())).sum(0)
     return Past([], 1 - share * forgotten, 1 - share)
 
 
-def _draws(mean: Tensor, log_std: Tensor, round_: Round) -> Iterator[Tensor]:
+def _draws(q: Gaussian, round_: Round) -> Iterator[Tensor]:
     """DOUBTED draws of the weights [R, P]."""
+    size, dtype = q.mean.shape[1], q.mean.dtype
     for i in range(DOUBTED):
-        noise = [torch.randn(mean.shape[1], generator=g, dtype=mean.dtype) for g in round_.generators(Purpose.DOUBT, i)]
-        yield mean + log_std.exp() * torch.stack(noise).to(mean.device)
+        z = [torch.randn(size, generator=g, dtype=dtype) for g in round_.generators(Purpose.DOUBT, i)]
+        yield q.draw(torch.stack(z).to(q.mean.device))
 
 
 def protection(
@@ -374,8 +375,7 @@ def _with_part(fitted: Fitted, prior: Gaussian, r: Tensor) -> Fitted:
     """The result of a fit with the part r [R, P] of the precision that it added to the prior's."""
     log_std = fitted.q.log_std
     assert log_std is not None
-    assert prior.log_std is not None
-    before, after = (-2 * prior.log_std).exp(), (-2 * log_std).exp()
+    before, after = prior.precision(), fitted.q.precision()
     kept = torch.where((r < 1) & (after > before), -0.5 * (before + r * (after - before)).log(), log_std)
     return replace(fitted, q=Gaussian(fitted.q.mean, kept, fitted.q.layout))
 

@@ -65,7 +65,7 @@ def widened(prior: Gaussian, share: Number, round_: Round, s: Settings) -> Gauss
     if not isinstance(share, Tensor) or prior.log_std is None:
         return prior
     first = first_precision(round_, s)
-    precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
+    precision = first + share * (prior.precision() - first).clamp_min(0)
     return Gaussian(prior.mean, torch.where(share == 1, prior.log_std, -0.5 * precision.log()))
 
 

@@ -4,17 +4,18 @@ from typing import TYPE_CHECKING
 
 from evcl._core.lazy import lazily
 from evcl.nn.convert import Names, bayesianize, copied, register
+from evcl.nn.initial import Prior, he_std, he_uniform, log_stds
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Linear
 from evcl.nn.lora import LoRA
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.passes import outputs
 from evcl.nn.perceptron import MLP, mlp
-from evcl.nn.posterior import Gaussian, Layout, Part, Prior, he_std, he_uniform, log_stds
 from evcl.nn.private import PerTask
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
 from evcl.nn.vae import VAE, task_vae
+from evcl.posterior import Gaussian, Layout, Part
 
 if TYPE_CHECKING:
     from evcl.nn.bert import Bert, minilm, minilm_tokeniser

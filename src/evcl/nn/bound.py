@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites
 from evcl.nn.layer import Grads, Named, Weights
-from evcl.nn.posterior import Gaussian, Layout
+from evcl.posterior import Gaussian, Layout
 
 if TYPE_CHECKING:
     from evcl.nn.private import PrivateRows

@@ -34,8 +34,8 @@ from evcl.nn.layers import Linear
 from evcl.nn.lessons import LessonPass, Lessons
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.perceptron import MLP
-from evcl.nn.posterior import Layout
 from evcl.nn.slots import foreign, head_names
+from evcl.posterior import Layout
 
 
 class ChainData(Protocol):

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl.nn.blank import blank
+from evcl.nn.initial import he_uniform
 from evcl.nn.layer import BayesianLayer
-from evcl.nn.posterior import Layout, he_uniform
+from evcl.posterior import Layout
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # the plain layers that have laterals, by exact type
 CANNOT = (nn.MultiheadAttention, nn.Transformer, nn.RNNBase)

@@ -18,15 +18,16 @@ from evcl._core.errors import EvclError, unknown
 from evcl.nn.attention import MultiheadAttention
 from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film
+from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.lora import AdaptedAttention, BayesianDown, BayesianUp, Down, Up, bayesian_attention
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
-from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.sampled import Composite, DirectParameters, FreeParameter, Plain, SampledLayer, SecondAxis
 from evcl.nn.spectral import SpectralNorm, attach_state
+from evcl.posterior import Gaussian, Layout
 
 INIT_SHARE = 0.02  # initial standard deviation, as a fraction of a layer's scale
 Names = str | Sequence[str] | None

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, NoWeight
 from evcl._core.randomness import Noise
-from evcl.nn.posterior import he_std, he_uniform
+from evcl.nn.initial import he_std, he_uniform
 
 if TYPE_CHECKING:
     from evcl.nn.film import FilmRows, Mixture

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from evcl.nn.film import Sites, first_rows
+from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
 from evcl.nn.number_head import NumberHead
-from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.nn.slots import Slot, head_names
 from evcl.nn.trunk import Trunk
+from evcl.posterior import Gaussian, Layout
 
 Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
 NOTHING = nn.Identity()  # the plain layer of a head: its weights are only in the layout
@@ -200,6 +201,13 @@ class BayesianNetwork(Trunk):
             found = found.expand(len(found), self.layout.size).clone()
             found[:, : self.width.shape[1]] = self.width.to(found)
         return found
+
+    def first_prior(self, std: float | Tensor | str, like: Tensor) -> Gaussian:
+        """The first prior of all weights, over [R, P]; the means of heads are 0."""
+        mean = torch.zeros_like(like)
+        if not self.centre.is_meta:
+            mean[:, : self.centre.shape[1]] = self.centre
+        return Gaussian(mean, self.first_log_std(std, like).expand_as(like), self.layout)
 
     def redrawn(self, mean: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         """[R, P]: `mean` with new initial values for the weights that are initialised at random, one source per

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from evcl.nn.below import WHOLE
 from evcl.nn.network import BayesianNetwork
-from evcl.nn.posterior import Layout
 from evcl.nn.sizes import MOST_ROWS
 from evcl.nn.slots import head_names
+from evcl.posterior import Layout
 
 MANY = 64  # heads whose outputs are one matrix product: with fewer, one after another takes no time
 

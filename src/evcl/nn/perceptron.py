@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evcl._core.bounds import MOST_LAYERS, MOST_WEIGHTS
 from evcl._core.errors import EvclError
 from evcl.nn.blank import blank
-from evcl.nn.posterior import he_uniform
+from evcl.nn.initial import he_uniform
 
 
 class MLP(nn.Sequential):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evcl._core.errors import EvclError, NoWeight
+from evcl.nn.initial import he_std
 from evcl.nn.layer import BayesianLayer, examples_at_once
-from evcl.nn.posterior import he_std
 
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]  # weights, a batch -> outputs
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evcl.nn.posterior import Shape
+from evcl.posterior import Shape
 
 
 @dataclass(frozen=True)

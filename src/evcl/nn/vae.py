@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from evcl.nn.blank import blank
 from evcl.nn.convert import register
+from evcl.nn.initial import he_uniform
 from evcl.nn.layer import BayesianLayer
-from evcl.nn.posterior import he_uniform
 from evcl.nn.private import PerTask
 
 

@@ -19,7 +19,7 @@ from evcl.methods import memory as memories
 from evcl.methods.memory import Fresh
 from evcl.methods.together import ReplicaGroup
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Slot, he_std, he_uniform, head
-from evcl.nn.posterior import Extending
+from evcl.posterior import Extending
 from evcl.training.replicas import Replicas
 from evcl.training.state import prefix, under
 

@@ -1,0 +1,73 @@
+"""A posterior as a user looks at it: by the names of the weights, without replicas, read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl.posterior.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class WeightPosterior:
+    """What is believed about the weights of one name. Tensors are copies, of the weights' shape."""
+
+    own: Gaussian
+    first: Gaussian
+
+    @property
+    def mean(self) -> Tensor:
+        return self.own.mean.clone()
+
+    @property
+    def std(self) -> Tensor:
+        return self.own.std()
+
+    @property
+    def precision(self) -> Tensor:
+        """1 / variance of each weight."""
+        return self.own.precision()
+
+    def draw(self, count: int, seed: int = 0) -> Tensor:
+        """[count, *shape]: draws of the weights, a function of the seed."""
+        if count < 1:
+            raise EvclError(f"the number of draws must be at least 1, not {count}")
+        source = torch.Generator().manual_seed(seed)
+        z = torch.randn(count, *self.own.mean.shape, generator=source, dtype=torch.float64)
+        return self.own.draw(z.to(self.own.mean))
+
+    def kl(self) -> float:
+        """The KL divergence from the first prior, in nats: how much was learned about these weights."""
+        return float(self.own.divergence(self.first).sum())
+
+
+@dataclass(frozen=True)
+class NamedPosterior(Mapping[str, WeightPosterior]):
+    """The posterior over all weights of a network: a mapping from their names. It does not change when the learner
+    learns on.
+    """
+
+    own: Gaussian
+    first: Gaussian
+
+    def __getitem__(self, name: str) -> WeightPosterior:
+        layout = self.own.layout
+        assert layout is not None
+        if name not in layout.shapes:
+            raise EvclError(f"there are no weights {name!r}; there are {', '.join(map(repr, layout.shapes))}")
+        own, first = (q.map(lambda flat: layout.view(flat, name)[0]) for q in (self.own, self.first))
+        return WeightPosterior(own, first)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(() if self.own.layout is None else self.own.layout.shapes)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def kl(self) -> float:
+        """The KL divergence of all weights from the first prior, in nats."""
+        return sum(one.kl() for one in self.values())
