@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +24,16 @@ from evcl.learner.reading import Reader
 from evcl.learner.saved import write
 from evcl.methods import Method, check_targets, known_settings
 from evcl.methods import get as get_method
-from evcl.methods.adapters import check_restarts, one_per_task
 from evcl.methods.memory import copies_network
 from evcl.nn import MLP, VAE, LoRA, Names, Prior
 from evcl.nn.inputs import Call, Output, without_classifier
 from evcl.nn.lora import with_adapters
-from evcl.posterior import NamedPosterior
 from evcl.targets import Energy
 from evcl.targets import get as get_likelihood
 from evcl.training import Run, Session
+
+if TYPE_CHECKING:
+    from evcl.posterior import NamedPosterior
 
 SHOWN = 8  # of many classes, this many are named
 INPUTS = Setting(1, "inputs to add to a network", low=1, high=1_000_000)
@@ -288,6 +289,8 @@ class Learner(Predictor):
         alone.
         """
         self._check_idle()
+        from evcl.posterior import NamedPosterior
+
         network = self._run.network
         own = network.posterior.map(torch.clone, network.layout)
         bayesian = own.log_std is not None
@@ -390,6 +393,8 @@ def _with_tasks(method: Method, settings: Settings, adapters: LoRA | None) -> Me
     """The method, with adapters that are shared by all tasks, merged after each, or each task's own."""
     if not isinstance(adapters, LoRA) or adapters.tasks == "shared":
         return method
+    from evcl.methods.adapters import check_restarts, one_per_task
+
     check_restarts(method, settings, adapters.tasks)
     return one_per_task(method) if adapters.tasks == "each" else method
 

@@ -33,7 +33,6 @@ from evcl.learner.weights import check_order, weighted, with_weights
 from evcl.targets import CATEGORICAL, Bernoulli, Energy
 from evcl.targets.scale import far_outside, limited
 from evcl.training import Given, History, TaskData, Validation
-from evcl.training.adapters import merge
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
@@ -209,7 +208,7 @@ class Learning:
                 report.begin(epochs * run.method.stages)
                 self._fit(tasks, epochs, names, report, validation)
                 session.density = self._density(tasks)
-            merge(run, learner._plain, learner._adapters)
+            self._merge()
             if options.checkpoint is not None:
                 resumable.remove(run, Path(options.checkpoint))
         except BaseException:
@@ -218,6 +217,14 @@ class Learning:
         finally:
             learner._busy = False
         return names
+
+    def _merge(self) -> None:
+        """If the learner's adapters are to be merged into the weights that they are added to, do so."""
+        learner = self.learner
+        if learner._adapters is not None and learner._adapters.tasks == "merged":
+            from evcl.training.adapters import merge
+
+            merge(self.run, learner._plain, learner._adapters)
 
     def _new_errors(self, given: Sequence[Given]) -> dict[str, Tensor]:
         """For heads of numbers or counts, the errors [n, D] on rows that were not learned from: those of the task if

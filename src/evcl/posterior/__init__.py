@@ -4,8 +4,15 @@ In: means, and precisions in one of the structures. Out: draws, products with th
 posterior with more or less evidence. A structure knows names and shapes, and no network: those are in `evcl.nn`.
 """
 
+from typing import TYPE_CHECKING
+
+from evcl._core.lazy import lazily
 from evcl.posterior.gaussian import Evidence, Gaussian
 from evcl.posterior.layout import Extending, Layout, Part, Shape
-from evcl.posterior.named import NamedPosterior, WeightPosterior
+
+if TYPE_CHECKING:
+    from evcl.posterior.named import NamedPosterior, WeightPosterior
+else:
+    __getattr__, __dir__ = lazily(__name__, {"evcl.posterior.named": "NamedPosterior WeightPosterior"})
 
 __all__ = ["Evidence", "Extending", "Gaussian", "Layout", "NamedPosterior", "Part", "Shape", "WeightPosterior"]

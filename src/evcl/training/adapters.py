@@ -11,12 +11,10 @@ from evcl.training.replicas import Replicas
 
 
 @torch.no_grad()
-def merge(run: Replicas, plain: nn.Module, lora: LoRA | None) -> None:
-    """After a round, if adapters are to be merged: add their mean to the frozen weights, in the run's network and the
+def merge(run: Replicas, plain: nn.Module, lora: LoRA) -> None:
+    """After a round, if adapters are to be merged, add their mean to the frozen weights, in the run's network and the
     plain copy, and start from new ones. The frozen weights are those of all replicas, so there must be one.
     """
-    if lora is None or lora.tasks != "merged":
-        return
     network, q = run.network, run.network.posterior
     layout, names = network.layout, network.adapters
     for trunk in (network.trunk, plain):
