@@ -18,7 +18,7 @@ from scipy import stats
 import evcl
 from evcl.targets.negative_binomial import count_interval, count_nll
 from evcl.targets.scale import far_outside, limited
-from evcl.training.targets import _rescale
+from evcl.training.targets import rescale
 
 
 def rows(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +62,7 @@ def test_a_task_on_another_scale_does_not_distort_what_was_learned() -> None:
     session, run = learner._session, learner._run
     old = session.scales["a"]
     new = old._replace(mean=old.mean + 1234.5, std=old.std * 77)
-    _rescale(run, 0, old, new)
+    rescale(run, 0, old, new)
     session.scales = {"a": new}
     after = learner.predictions(x)
     np.testing.assert_allclose(after.mean, before.mean, rtol=1e-4)

@@ -13,7 +13,6 @@ from evcl.benchmarks import Benchmark
 from evcl.nn import VAE
 from evcl.nn.vae import layers
 from evcl.training import Run
-from evcl.training.energies import sample
 
 WIDTH, EPOCHS, STEPS, BATCH, LR = 256, 30, 1000, 128, 1e-3  # of the classifier; it takes at most this many steps
 ASKED = 100  # samples of each task
@@ -27,7 +26,7 @@ def uncertainty(run: Run, stream: Benchmark) -> list[float]:
         return []
     classify = _classifier(stream, run.network.posterior.mean.device)
     with torch.no_grad():
-        each = [-classify(sample(run, k, ASKED))[:, :, k].mean(1) for k in range(len(stream))]
+        each = [-classify(run.sample(k, ASKED))[:, :, k].mean(1) for k in range(len(stream))]
     found: list[float] = torch.stack(each).mean(0).tolist()
     return found
 

@@ -141,7 +141,7 @@ class Learner(Predictor):
             call=call,
             accumulate=self._accumulate,
         )
-        self._reader = Reader(arguments, call, dtype, self.method.name if copies else "", found.name)
+        self._reader = Reader(arguments, call, dtype, self.method.name if copies else "", found)
         self._run.network.merges = adapters is not None and adapters.tasks == "merged"
         self._plain = self.method.changed(network, [self.settings])
         self._session = Session(self._run)

@@ -24,7 +24,7 @@ from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting
 from evcl._core.tasks import Task
 from evcl.callbacks import Callback
-from evcl.learner import card, generating, held_out, numbers, resumable
+from evcl.learner import card, held_out, numbers, resumable
 from evcl.learner.held_out import HeldOut
 from evcl.learner.predictor import normalised_entropy
 from evcl.learner.reading import INFER
@@ -117,9 +117,6 @@ class Learning:
             self.rereading = found = Rereading(*about)
             x, y, counts = learner._tested(found.x.to(self.run.network.posterior.mean.device)), found.y, found.counts
             known = [*known, *(label for label in sorted(counts) if label not in known)]
-        elif energy:
-            x, told = generating.examples(learner, data, "learn")
-            y = [] if told is None else told  # type: ignore[assignment]
         else:
             if self.options.sample_weight is not None:
                 check_order(data)

@@ -85,7 +85,8 @@ class Predictor:
 
     def _examples(self, data: Any, verb: str) -> tuple[Tensor, Any]:
         if isinstance(data, (Task, Examples)):
-            data = tuple(data.train if isinstance(data, Task) else data)
+            part = data.train if isinstance(data, Task) else data
+            data = tuple(part) if self._run.likelihood.heads else (part.x, None)
         x, y = self._reader.examples(data, verb, self._run.network.posterior.mean.device)
         return self._tested(x), y
 

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from evcl._core.errors import EvclError
 from evcl._core.forms import Key, pack, ragged, widened
-from evcl._core.inputs import inputs, labels
-from evcl._core.targets import targets
+from evcl._core.inputs import inputs
 from evcl.nn.inputs import Arguments, Call
+from evcl.targets import CATEGORICAL, Likelihood
 
 INFER = "infer"  # the value of `task` that infers the head for each example
 LABELS = ("label", "labels")  # the columns of labels, if none is named
@@ -33,7 +33,7 @@ class Reader:
     """
 
     def __init__(
-        self, network: nn.Module, call: Call, dtype: torch.dtype, copied: str = "", likelihood: str = "categorical"
+        self, network: nn.Module, call: Call, dtype: torch.dtype, copied: str = "", likelihood: Likelihood = CATEGORICAL
     ) -> None:
         """`copied`: the name of the method, if it takes networks of one input only."""
         self.call, self.dtype, self.copied, self.likelihood = call, dtype, copied, likelihood
@@ -143,13 +143,12 @@ class Reader:
         """Inputs as one tensor on this device, and labels, or targets [N, D] if they are not classes."""
         x, y = self._read(data, verb)
         packed = x.x.to(device) if isinstance(x, _Packed) else self.tensor(x, device)
-        return packed, self._targets(y, len(packed))
-
-    def _targets(self, y: Any, examples: int) -> Any:
-        return labels(y, examples) if self.likelihood == "categorical" else targets(y, examples, self.likelihood)
+        return packed, self.likelihood.read(packed, y, verb)
 
     def _read(self, data: Any, verb: str) -> tuple[Any, Any]:
-        """Inputs, as `tensor` takes them or packed already, and labels."""
+        """Inputs, as `tensor` takes them or packed already, and labels; None if there are none."""
+        if not self.likelihood.heads:
+            return data if isinstance(data, tuple) and len(data) == 2 else (data, None)
         if isinstance(data, Mapping):
             return data, self._labels_of(data)
         if _is_frame(data):
@@ -264,7 +263,7 @@ class Reader:
                 task = number if k == 0 else task
                 _check_constant(number, task)
                 piece = self.tensor(x, "cpu").clone()  # a loader may reuse its memory
-                found = self._targets(y, len(piece))
+                found = self.likelihood.read(piece, y, verb)
                 yield piece, found.tolist() if isinstance(found, Tensor) else found
             except EvclError as error:
                 raise EvclError(f"batch {k}: {error}") from None

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from evcl._core.errors import BadExample, EvclError
 from evcl._core.inputs import Label, inputs, labels
 from evcl._core.settings import SEED, Setting, Settings, resolve
-from evcl._core.targets import targets
 from evcl.streams.alarm import Alarm, Columns, Detector
 from evcl.streams.arrays import Array, finite, total, within
 from evcl.streams.bank import Bank, Looked, all_states, restore
@@ -101,7 +100,8 @@ class Stream:
         if network is not None and not isinstance(network, nn.Module):
             raise EvclError(f"network must be a torch network or None, not {type(network).__name__}")
         self.network = network
-        self.likelihood = get_likelihood(likelihood).name
+        self._kind = get_likelihood(likelihood)
+        self.likelihood = self._kind.name
         self.settings: Settings = resolve("Stream", SETTINGS, settings)
         self.memories = _memories(memories)
         self.noise = _noise(noise, self.likelihood)
@@ -145,7 +145,7 @@ class Stream:
     def learn(self, x: Rows, y: Any) -> Report:
         """Learn rows, each once. Labels that are new become new classes."""
         checked = self._inputs(x)
-        target = self._checked_targets(y, len(checked))
+        target = self._checked_targets(y, checked)
         return self._learn(checked, target)
 
     @quiet
@@ -154,7 +154,7 @@ class Stream:
         report.
         """
         checked = self._inputs(x)
-        target = self._checked_targets(y, len(checked))
+        target = self._checked_targets(y, checked)
         found = self._predicted(checked)
         if self.likelihood in ("gaussian", "poisson"):
             predicted: Any = self._shaped(self._numbers(found), x)
@@ -202,20 +202,19 @@ class Stream:
             raise EvclError(f"x has {largest:g}, but must be below {LARGEST:g} in absolute value")
         return np.array(rows, np.float64, order="C")
 
-    def _checked_targets(self, y: Any, rows: int) -> Any:
+    def _checked_targets(self, y: Any, x: Array) -> Any:
         """Labels as a list, or targets [n, D]."""
         if isinstance(y, str) or np.ndim(y) == 0:
             y = [y.item() if isinstance(y, (Tensor, np.generic)) else y]
-        if self.likelihood != "categorical":
-            found = targets(y, rows, self.likelihood)
+        found = self._kind.read(torch.from_numpy(x), y, "learn")
+        if isinstance(found, Tensor):
             if self._targets and found.shape[1] != self._targets:
                 raise EvclError(f"a row had {self._targets} targets at first, but now {found.shape[1]}")
             return found.numpy()
-        given = labels(y, rows)
-        if self.classes and type(given[0]) is not type(self.classes[0]):
-            kinds = type(self.classes[0]).__name__, type(given[0]).__name__
+        if self.classes and type(found[0]) is not type(self.classes[0]):
+            kinds = type(self.classes[0]).__name__, type(found[0]).__name__
             raise EvclError(f"labels were of type {kinds[0]} at first, but now {kinds[1]}")
-        return given
+        return found
 
     def _begin(self, x: Array, count: int) -> None:
         """Make the networks, for rows like x and this many outputs."""

@@ -7,11 +7,13 @@ perceptrons.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.inputs import Label, labels
 from evcl.nn.slots import foreign
 from evcl.targets.likelihood import Estimate, Likelihood
 
@@ -21,6 +23,9 @@ class Categorical(Likelihood):
 
     name = "categorical"
     compiled = softmax = keeps_rows = True
+
+    def read(self, x: Tensor, y: Any, verb: str) -> list[Label]:
+        return labels(y, len(x))
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         """[M]: the cross-entropy over the classes of each example's head."""

@@ -12,18 +12,23 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl.nn import BayesianNetwork
-from evcl.targets.likelihood import OF_NUMBERS, Estimate, Likelihood, known, own_columns, weighted
+from evcl.targets.likelihood import OF_NUMBERS, Estimate, known, own_columns, weighted
 from evcl.targets.scale import Scale
+from evcl.targets.values import Values
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
 
-class Poisson(Likelihood):
+class Poisson(Values):
     """Counts, y [..., D]: `p(y | outputs) = Poisson(y; exp(f + o))`. The outputs [..., 2 D] are f and, beside them,
     the constant o.
     """
 
     name, beside, usual_tempering = "poisson", True, OF_NUMBERS
+    wanted = "whole numbers of at least 0"
+
+    def wrong(self, y: Tensor) -> Tensor:
+        return (y < 0) | (y != y.round())
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         z = _log_rate(own_columns(outputs, columns))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl.targets.likelihood import Estimate, Likelihood
+from evcl._core.inputs import Label
+from evcl.nn import outputs
+from evcl.targets.likelihood import Estimate, Likelihood, Means
 
+NO_VAE = "only a network that is an evcl.nn.VAE, learned with likelihood='bound', has a density"
 Of = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -54,6 +58,26 @@ class Energy(Likelihood):
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise EvclError("an energy has no predictions to score: use log_likelihood")
+
+    def read(self, x: Tensor, y: Any, verb: str) -> Tensor | list[Label]:
+        """An empty list: there are none, and the inputs are explained."""
+        if y is None:
+            return []
+        targets = torch.as_tensor(y)
+        if not len(targets.shape) or len(targets) != len(x):
+            raise EvclError(f"{verb} takes a target for each of {len(x)} inputs, not {tuple(targets.shape)}")
+        return targets.to(x) if targets.is_floating_point() else targets.to(x.device)
+
+    def log_likelihood(self, at: Means, x: Tensor, y: Tensor, samples: int | None = None) -> Tensor:
+        """[R, N]: the negative energy of each example."""
+        r = len(at.weights)
+        found = outputs(at.network, at.weights, at.network.layout, x, [], task=at.task).flatten(0, 1)
+        y = y.repeat(r // len(y), *[1] * (y.dim() - 1)).flatten(0, 1)
+        nll: Tensor = self.nll(found, y).unflatten(0, (r, -1))
+        return -nll
+
+    def sample(self, at: Means, count: int) -> Tensor:
+        raise EvclError(NO_VAE)
 
     def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """The energy itself, whatever the kind."""

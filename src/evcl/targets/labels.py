@@ -8,13 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.targets.likelihood import Estimate, Likelihood, draw, known, own_columns, weighted
+from evcl.targets.likelihood import Estimate, draw, known, own_columns, weighted
+from evcl.targets.values import Values
 
 
-class Bernoulli(Likelihood):
+class Bernoulli(Values):
     """Any number of yes-or-no labels, y [..., D] of 0 and 1: `p(y_d = 1 | outputs) = sigmoid(outputs_d)`."""
 
     name = "bernoulli"
+    wanted = "0 or 1"
+
+    def wrong(self, y: Tensor) -> Tensor:
+        return (y != 0) & (y != 1)
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         z = own_columns(outputs, columns)

@@ -8,9 +8,15 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
+from evcl._core.errors import EvclError
+from evcl._core.inputs import Label
 from evcl.nn import BayesianNetwork
 from evcl.targets.scale import Scale
 
+NO_DENSITY = (
+    "this learner predicts labels: a generative model needs an evcl.nn.VAE and likelihood='bound', and log_likelihood "
+    "any energy"
+)
 OF_NUMBERS = 0.3  # beta for targets that are numbers
 
 
@@ -43,6 +49,15 @@ class Objective(Protocol):
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         """[M]: -log p(y | outputs)."""
         ...
+
+
+class Means(NamedTuple):
+    """A network with the mean weights [R, P] that it predicts a task with."""
+
+    network: BayesianNetwork
+    weights: Tensor
+    seeds: Sequence[int]
+    task: int
 
 
 class Stateless:
@@ -94,7 +109,11 @@ class Likelihood(Stateless):
         """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N, ...]."""
         raise NotImplementedError
 
-    # --- the head of a task ----------------------------------------------------------------------------------------
+    # --- a task's targets, and their head --------------------------------------------------------------------------
+
+    def read(self, x: Tensor, y: Any, verb: str) -> Tensor | list[Label]:
+        """The targets of inputs x [N, ...], checked: labels, or a tensor [N, ...]. `verb`: what the user called."""
+        raise NotImplementedError
 
     def place(self, network: BayesianNetwork, k: int, before: Scale, y: Tensor, w: Tensor) -> Scale:
         """Prepare head k for targets y [N, D] of these weights w [N, 1]; returns the scale on which it learns them, of
@@ -114,6 +133,21 @@ class Likelihood(Stateless):
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
         """Advance the generators as `fisher_targets` of kind `sampled` would for outputs of this shape."""
         raise NotImplementedError
+
+    # --- new examples ----------------------------------------------------------------------------------------------
+
+    def check(self, network: BayesianNetwork, x: Tensor) -> None:
+        """Raise unless the network, without heads, gives what is needed for inputs like x [1, ...]."""
+
+    def log_likelihood(self, at: Means, x: Tensor, y: Tensor, samples: int | None = None) -> Tensor:
+        """[R, N]: log p(x) of each example [U, N, ...], in nats; of targets y that are no inputs, log p(y | x).
+        `samples`: the latent draws of an estimate.
+        """
+        raise EvclError(NO_DENSITY)
+
+    def sample(self, at: Means, count: int) -> Tensor:
+        """[R, count, D]: inputs that a task's model generates. They are a function of the seed."""
+        raise EvclError(NO_DENSITY)
 
     # --- what methods ask ------------------------------------------------------------------------------------------
 

@@ -21,16 +21,18 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl.nn import BayesianNetwork
-from evcl.targets.likelihood import OF_NUMBERS, Estimate, Likelihood, draw, known, own_columns, weighted
+from evcl.targets.likelihood import OF_NUMBERS, Estimate, draw, known, own_columns, weighted
 from evcl.targets.scale import Scale
+from evcl.targets.values import Values
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
 
-class Gaussian(Likelihood):
+class Gaussian(Values):
     """Numbers: `p(y | outputs) = N(y; f, v)` for each target. The outputs [..., 2 D] are f and, beside them, log v."""
 
     name, beside, usual_tempering = "gaussian", True, OF_NUMBERS
+    wanted = "numbers"
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         f, log_v = own_columns(outputs, columns).chunk(2, -1)

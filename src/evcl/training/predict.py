@@ -20,6 +20,7 @@ from evcl.methods import TaskData
 from evcl.methods.memory import with_examples
 from evcl.methods.method import Asked, Newcomer
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
+from evcl.targets.likelihood import Means
 from evcl.training.growing import Growing
 
 KEPT_NUMBERS = 20_000_000  # largest size of weight draws that are kept: 80 MB in float32
@@ -246,6 +247,21 @@ class Predicting(Growing):
             total, entropy, count = total + p, entropy + own, count + 1
         each = (torch.as_tensor(total) / count).split(sizes, 2)
         return list(zip(each, (torch.as_tensor(entropy) / count).unbind(2), strict=True))
+
+    @torch.no_grad()
+    def log_likelihood(self, data: TaskData, samples: int | None = None) -> Tensor:
+        """[R, N]: log p of each example at the means of the weights: see `Likelihood.log_likelihood`."""
+        with self.precise():
+            return self.likelihood.log_likelihood(self._means(data.task), data.x, data.y, samples)
+
+    @torch.no_grad()
+    def sample(self, task: int, count: int) -> Tensor:
+        """[R, count, D]: inputs that a task's model generates at the means of the weights: see `Likelihood.sample`."""
+        with self.precise():
+            return self.likelihood.sample(self._means(task), count)
+
+    def _means(self, task: int) -> Means:
+        return Means(self.network, self.predictor(task).mean, self.seeds, task)
 
     def _generated(self, x: Tensor, heads: Sequence[int]) -> list[Tensor]:
         """The predictions of a method that predicts without the network."""

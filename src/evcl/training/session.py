@@ -20,9 +20,8 @@ from evcl._core.inputs import Label, positions
 from evcl.methods import TaskData
 from evcl.methods.method import Newcomer
 from evcl.nn import Gaussian
-from evcl.targets import CATEGORICAL, Energy
 from evcl.targets.scale import Scale
-from evcl.training import energies, targets
+from evcl.training import targets
 from evcl.training.run import Run
 
 MOST_DOMAINS = 100  # that a head may have; a task after these joins the domain that it resembles most
@@ -117,9 +116,7 @@ class Session:
 
     def _prepared(self, task: Given, number: int) -> list[TaskData]:
         """The task's data on the run's device, one part for each group of classes that it uses, the largest first."""
-        if isinstance(self.run.likelihood, Energy):
-            return [energies.prepared(self, task, number)]
-        if self.run.likelihood is not CATEGORICAL:
+        if not self.run.likelihood.softmax:
             return [targets.prepared(self, task, number)]
         run, name = self.run, task.head
         known, rows = self.heads.get(name, []), task.rows()
@@ -224,7 +221,7 @@ class Session:
 
     def _used(self, task: Given) -> list[int]:
         """The network's heads that a task uses, that with the most rows first."""
-        if isinstance(task.y, Tensor) or isinstance(self.run.likelihood, Energy):
+        if not self.run.likelihood.softmax:
             return [self.groups[task.head][0].number]
         owner = {label: g for label, (g, _) in self.owners(task.head, self.domains[task.name]).items()}
         rows: Counter[int] = Counter()
@@ -256,8 +253,8 @@ class Session:
         """A task's data on the run's device; labels become class indices within its head."""
         mean = self.run.network.posterior.mean
         number = list(self.tasks).index(task.name) if task.name in self.tasks else 0
-        if isinstance(self.run.likelihood, Energy):
-            return energies.data(self, task, number)
+        if not self.run.likelihood.softmax:
+            return targets.data(self, task, number)
         y = torch.stack([positions(row, self.heads[task.head]) for row in task.y])
         weights = None if task.weights is None else task.weights.to(mean)
         return TaskData(task.x.to(mean), y.to(mean.device), self.groups[task.head][0].number, weights, number)

@@ -13,9 +13,7 @@ from evcl._core.devices import double
 from evcl._core.inputs import Label, positions
 from evcl._core.tasks import Examples, Task
 from evcl.methods import TaskData
-from evcl.targets import Bound
 from evcl.training.checkpointer import Checkpointer
-from evcl.training.energies import is_energy, log_likelihood, sample
 from evcl.training.observer import Observer, Observers
 from evcl.training.run import Run
 from evcl.training.session import Given, Session
@@ -106,7 +104,7 @@ class Evaluation:
         self.predict = session.predict_inferring if infer and run.needs_task else session.predict
         self.accuracy = torch.full((len(run.seeds), count, count), torch.nan, dtype=torch.float64)
         self.samples: Tensor | None = None
-        if isinstance(run.likelihood, Bound):
+        if run.likelihood.draws:
             shape = tasks[0][0].train.inputs.shape[1:]
             self.samples = torch.zeros(len(run.seeds), count, count, SHOWN, *shape, dtype=torch.uint8)
         self.probabilities: list[Tensor] = []
@@ -115,14 +113,14 @@ class Evaluation:
 
     def kept(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of earlier rounds."""
-        name = "log_likelihood" if is_energy(self.run) else "accuracy"
+        name = "accuracy" if self.run.likelihood.heads else "log_likelihood"
         return {name: self.accuracy, **({} if self.samples is None else {"samples": self.samples})}
 
     def __call__(self, last: int, k: int, final: bool) -> None:
         """Measure task k after task `last`; `final`: it is the last of all."""
         run, session, data = self.run, self.session, self.held_out(k)
-        if is_energy(run):
-            self.accuracy[:, last, k] = double(log_likelihood(run, data)).mean(1).cpu()
+        if not run.likelihood.heads:
+            self.accuracy[:, last, k] = double(run.log_likelihood(data)).mean(1).cpu()
             return
         p = self.predict(data, self.tasks[k][0].head)
         y = data.y.repeat(len(run.seeds) // len(data.y), 1)
@@ -139,7 +137,7 @@ class Evaluation:
         self.accuracy[self.run.diverged.cpu(), last] = torch.nan
         for k in range(0 if self.samples is None else last + 1):
             assert self.samples is not None
-            found = (255 * sample(self.run, k, SHOWN).clamp(0, 1)).round().cpu()
+            found = (255 * self.run.sample(k, SHOWN).clamp(0, 1)).round().cpu()
             self.samples[:, last, k] = found.view_as(self.samples[:, last, k])
 
     def result(self) -> StreamResult:
