@@ -121,7 +121,7 @@ def run_one(texts: Texts, stream: Benchmark, parts: tuple[Tensor, Tensor], confi
     args, cells, scenario = texts.args, config.cells, STREAMS[short][1]
     run = Run(
         texts.network(),
-        [methods.get(config.method)] * len(cells),
+        methods.get(config.method),
         [cell.settings for cell in cells],
         list(config.seeds),
         draw=True,
@@ -139,9 +139,9 @@ def run_one(texts: Texts, stream: Benchmark, parts: tuple[Tensor, Tensor], confi
         "rows": args.rows, "precision": config.precision, "device": args.device, "scenario": scenario,
         "halves_before": before,
     }  # fmt: skip
-    sizes, machine = run.memory_bytes(), environment(args.device)
+    size, machine = run.memory_bytes(), environment(args.device)
     make = partial(result_of, found=found, seconds=seconds, machine=machine)
-    results = [make(cell, r, shape=shape | {"halves": after}, size=sizes[r]) for r, cell in enumerate(cells)]
+    results = [make(cell, r, shape=shape | {"halves": after}, size=size) for r, cell in enumerate(cells)]
     whole = merge(results)
     folder = args.out / short / config.method
     folder.mkdir(parents=True, exist_ok=True)

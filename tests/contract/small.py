@@ -39,7 +39,7 @@ def settings(method: str, **given: Any) -> Settings:
 
 
 def train(
-    methods: Sequence[str],
+    method: str,
     seeds: Sequence[int],
     given: Sequence[Settings] | None = None,
     replicas: Sequence[int] | None = None,
@@ -52,11 +52,9 @@ def train(
     `given`: the settings of each; `replicas`: whose data they have, by default 0, 1, ... `network` makes their
     trunk, which has 12 outputs. `where`: device and dtype.
     """
-    given = [settings(method) for method in methods] if given is None else given
-    everything = {name: value for s in given for name, value in s.items()}  # as `execute_together` has it
-    each = [Settings({**everything, **s}) for s in given]
+    each = [settings(method) for _ in seeds] if given is None else given
     options: dict[str, Any] = {"draw": True, "dtype": F64, "ranks": ranks, **where}
-    run = Run(network(), [METHODS[m] for m in methods], each, seeds, **options)
+    run = Run(network(), METHODS[method], each, seeds, **options)
     stream = tasks(range(len(seeds)) if replicas is None else replicas, run.network.posterior.mean)
     run.add_heads(12, [2, 2])
     for round_ in [stream] if run.method.jointly else [[task] for task in stream]:
@@ -72,7 +70,7 @@ def main(folder: Path, methods: Sequence[str]) -> None:
     with joined() as ranks:
         assert ranks is not None
         for method in methods:
-            found = train([method] * 2, [0, 1], ranks=ranks)
+            found = train(method, [0, 1], ranks=ranks)
             save_file(
                 {name: t.clone(memory_format=torch.contiguous_format) for name, t in found.items()},
                 folder / f"{method} {ranks.rank}",

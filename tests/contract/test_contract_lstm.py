@@ -52,7 +52,7 @@ def made(name):
 @pytest.mark.parametrize("method", METHODS)
 def test_three_seeds_in_one_program_are_three_alone(method, name):
     def train(seeds):
-        return small.train([method] * len(seeds), seeds, replicas=seeds, network=lambda: made(name))
+        return small.train(method, seeds, replicas=seeds, network=lambda: made(name))
 
     three = train([0, 1, 2])
     for r in range(3):

@@ -19,7 +19,7 @@ from two_processes import in_two
 import evcl
 from evcl.experiments import configure, execute
 from evcl.experiments.programs import programs
-from evcl.methods import METHODS, together
+from evcl.methods import METHODS
 from evcl.training import Checkpoints, Stopped
 from evcl.training.checkpoint import newest
 
@@ -30,7 +30,7 @@ every_method = pytest.mark.parametrize("method", ALL)
 @cache
 def alone(method, **where):
     """Two seeds."""
-    return small.train([method] * 2, [0, 1], **where)
+    return small.train(method, [0, 1], **where)
 
 
 def check(found, wanted, most=1e-9):
@@ -45,25 +45,19 @@ def rounding(method):
     return 1e-8 if "dgr" in method else 1e-9
 
 
-def rows(found, some, group=None):
-    """What these replicas have of it; `group`: with what their method remembers, of several methods' memories."""
-    own = "memory/" if group is None else f"memory {group}/"
-    kept = {name.replace(own, "memory/"): t for name, t in found.items() if not name.startswith("memory ")}
-    if group is not None:
-        kept |= {name.replace(own, "memory/"): t for name, t in found.items() if name.startswith(own)}
-        some = {False: some, True: slice(None)}
-        return {name: t[some[name.startswith("memory/")]] for name, t in kept.items()}
-    return {name: t[some] for name, t in kept.items()}
+def rows(found, some):
+    """What these replicas have of it."""
+    return {name: t[some] for name, t in found.items()}
 
 
-# --- seeds, settings and methods in one program ----------------------------------------------------------------------
+# --- seeds and settings in one program --------------------------------------------------------------------------------
 
 
 @every_method
 def test_three_seeds_in_one_program_are_three_alone(method):
-    three = small.train([method] * 3, [0, 1, 2])
+    three = small.train(method, [0, 1, 2])
     for r in range(3):
-        check(rows(three, [r]), small.train([method], [r], replicas=[r]), rounding(method))
+        check(rows(three, [r]), small.train(method, [r], replicas=[r]), rounding(method))
 
 
 def halved(method):
@@ -77,37 +71,15 @@ def test_two_choices_of_its_settings_share_a_program(method):
     configs = [configured(method), configured(method, **halved(method))]
     assert programs(configs, 8) == [[0, 1]]
     both = [small.settings(method), small.settings(method, **halved(method))]
-    found = small.train([method] * 2, [0, 0], both, replicas=[0, 1])
+    found = small.train(method, [0, 0], both, replicas=[0, 1])
     for r in range(2):
-        check(rows(found, [r]), small.train([method], [0], [both[r]], replicas=[r]), rounding(method))
+        check(rows(found, [r]), small.train(method, [0], [both[r]], replicas=[r]), rounding(method))
 
 
 def configured(method, **given):
     defaults = {name: setting.default for name, setting in METHODS[method].known_settings.items()}
     rate = {"lr": 0.01} if "lr" in defaults else {}
     return configure("split-digits", method, "tuned", (0,), 2, {**defaults, **rate, **given})
-
-
-def of_its_kind(method):
-    return tuple(other for other in ALL if together.kind(METHODS[other]) == together.kind(METHODS[method]))
-
-
-@cache
-def all_of(methods, **where):
-    """Two seeds of each of these methods, in one program."""
-    each = [method for method in methods for _ in range(2)]
-    return small.train(each, [0, 1] * len(methods), replicas=[0, 1] * len(methods), **where)
-
-
-@every_method
-def test_beside_all_methods_of_its_kind_it_is_as_alone(method):
-    """Where there is no other, no program has it beside another."""
-    methods = of_its_kind(method)
-    place = methods.index(method)
-    found = programs([configured(other) for other in ALL], 2 * len(ALL))
-    assert [ALL.index(other) for other in methods] in found
-    if len(methods) > 1:
-        check(rows(all_of(methods), slice(2 * place, 2 * place + 2), place), alone(method), rounding(method))
 
 
 # --- stopped and resumed ---------------------------------------------------------------------------------------------
@@ -205,21 +177,6 @@ def test_a_gpu_learns_as_much(method):
                 one.learn(task)
         accuracy.append(sum(one.evaluate(benchmark).values()) / 2)
     assert accuracy[1] == pytest.approx(accuracy[0], abs=0.02)
-
-
-@on_a_gpu
-@every_method
-def test_on_a_gpu_it_is_beside_others_as_alone(method):
-    """In float64, and so for rounding, where no noise is drawn for all replicas at once; by kernels in float32."""
-    methods = of_its_kind(method)
-    part = slice(2 * methods.index(method), 2 * methods.index(method) + 2)
-    if not METHODS[method].bayesian:
-        place = methods.index(method) if len(methods) > 1 else None
-        check(rows(all_of(methods, device="cuda"), part, place), alone(method, device="cuda"), rounding(method))
-    where = {"device": "cuda", "dtype": torch.float32}
-    beside, by_itself = all_of(methods, **where), alone(method, **where)
-    for k in range(len(small.HEADS)):
-        torch.testing.assert_close(beside[f"predicted {k}"][part], by_itself[f"predicted {k}"], rtol=0, atol=0.02)
 
 
 @on_a_gpu

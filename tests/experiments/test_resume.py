@@ -324,7 +324,7 @@ WRONG = {
     "a stage that is not reached": (lambda d, t: d.update(stage=1), "fit 0 mean must be"),
     "no outline": (lambda d, t: d.pop("outline"), "its memory is not that of this method"),
     "the outline of another method": (
-        lambda d, t: d["outline"][0]["fields"].pop("used"),
+        lambda d, t: d["outline"]["fields"].pop("used"),
         r"has the fields \[.*'prior', 'rows'\], but this method's has \[.*'rows', 'used'\]",
     ),
     "a time that is none": (lambda d, t: d.update(seconds="long"), "seconds 'long'"),

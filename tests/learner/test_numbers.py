@@ -67,7 +67,7 @@ def test_a_task_on_another_scale_does_not_distort_what_was_learned() -> None:
     after = learner.predictions(x)
     np.testing.assert_allclose(after.mean, before.mean, rtol=1e-4)
     np.testing.assert_allclose(after.epistemic, before.epistemic, rtol=1e-2)
-    torch.testing.assert_close(run.memories[0].prior.mean, run.network.posterior.mean)
+    torch.testing.assert_close(run.memory.prior.mean, run.network.posterior.mean)
 
 
 def test_later_tasks_may_have_another_mean_and_scale() -> None:

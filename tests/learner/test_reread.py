@@ -55,7 +55,7 @@ def test_a_loader_that_does_not_fit_is_learned_in_parts(method):
     for _ in range(2):
         learner.learn(loader(shuffle=True), reread=80)
     assert learner.measure((X, Y), task=0).accuracy > 0.75
-    rows = learner._run.memories[0]
+    rows = learner._run.memory
     if method == "evcl":
         assert float(rows.rows[0]) == 300  # all examples count, not only those held at a time
 

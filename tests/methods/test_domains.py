@@ -14,7 +14,6 @@ from torch.distributions import MultivariateNormal
 
 import evcl
 from evcl.experiments import configure
-from evcl.experiments.programs import programs
 from evcl.experiments.run import execute
 from evcl.methods import TaskData, class_statistics
 from evcl.methods import domains as rule
@@ -439,14 +438,3 @@ def test_seeds_that_disagree_are_learned_alone(monkeypatch, tmp_path):
     both = execute(stream(seeds=(0, 1)), checkpoints=Checkpoints(tmp_path))
     assert both.accuracy == [one.accuracy[0] for one in alone]
     assert alone[0].average_accuracy.mean > alone[1].average_accuracy.mean + 0.05
-
-
-def test_where_tasks_share_a_head_other_methods_have_other_programs():
-    def together(*methods, **given):
-        configs = [stream(method, **given) for method in methods]
-        return len(programs(configs, 8)) == 1
-
-    assert together("evcl", "vcl", scenario="task")
-    assert not together("evcl", "vcl")
-    assert not together("evcl", "vcl", benchmark="permuted-digits", scenario="")
-    assert together("ewc", "naive", benchmark="permuted-digits", scenario="")

@@ -79,7 +79,7 @@ def learn(memory, round_, s):
     )
 
 
-EVERYTHING = replace(METHODS["vcl"], name="everything", learn=learn, memory=Everything, stages=2, shares="everything")
+EVERYTHING = replace(METHODS["vcl"], name="everything", learn=learn, memory=Everything, stages=2)
 
 
 def task(head):
@@ -335,7 +335,7 @@ def test_a_changed_outline_is_refused_or_still_a_memory(path):
         run.learn([task(1)])
 
 
-@pytest.mark.parametrize("path", [p for p in PLACES if len(p) == 3], ids=lambda path: path[-1])
+@pytest.mark.parametrize("path", [p for p in PLACES if len(p) == 2], ids=lambda path: path[-1])
 def test_a_field_of_another_kind_is_refused(path):
     """What the method may have remembered earlier is taken: empty tuples and dicts, the masks of the first task."""
     tensors, outline = saved()
@@ -350,14 +350,14 @@ def test_a_field_of_another_kind_is_refused(path):
 
 def test_a_memory_of_another_method_is_refused():
     tensors, outline = saved()
-    for other in ([], [outline[0]] * 2, None, {}, "tensor", [None]):
+    for other in ([], [outline], None, {}, "tensor"):
         with pytest.raises(EvclError):
             load(tensors, other)
     more = copy.deepcopy(outline)
-    more[0]["fields"]["more"] = None
+    more["fields"]["more"] = None
     with pytest.raises(EvclError, match=r"its memory has the fields .*more"):
         load(tensors, more)
-    del more[0]["fields"]["more"], more[0]["fields"]["signed"]
+    del more["fields"]["more"], more["fields"]["signed"]
     with pytest.raises(EvclError, match=r"this method.s has .*signed"):
         load(tensors, more)
 

@@ -198,7 +198,7 @@ def test_the_state_stays_flat_over_1000_tasks(policy):
             one = TaskData(torch.randn(1, 6, 2, generator=generator(k, "x")), y, 0, task=k)
             round_ = Round(k, [one], run.network, run.network.posterior, [], [0], run.likelihood)
             after = memory.after(round_, Settings(dict(run.settings)))
-            run.memories = (type(run.memory)(run.memory.inner, after),)
+            run.memory = type(run.memory)(run.memory.inner, after)
         else:
             run.learn([TaskData(torch.randn(1, 6, 2, generator=generator(k, "x")), y, 0, task=k)])
         kept = kept_of(run)
@@ -226,9 +226,8 @@ def test_without_a_memory_it_is_training_without_one(method):
 def first_fit(run, tasks):
     from evcl.methods import Round
 
-    group = run.groups[0]
     round_ = Round(run.rounds, tasks, run.network, run.network.posterior, run.seen, run.seeds, run.likelihood)
-    return next(group.method.learn(run.memory, round_, group.settings))
+    return next(run.method.learn(run.memory, round_, run.settings))
 
 
 def test_a_step_has_as_many_kept_rows_as_new_ones_each_through_its_own_head():

@@ -29,8 +29,7 @@ def round_of(run, tasks):
 
 
 def first_fit(run, tasks):
-    group = run.groups[0]
-    return next(group.method.learn(run.memory, round_of(run, tasks), group.settings))
+    return next(run.method.learn(run.memory, round_of(run, tasks), run.settings))
 
 
 def two_tasks(method, **given):
@@ -167,7 +166,7 @@ def replayed(alpha, memory, earlier=1, **given):
     first = Gaussian(zeros, torch.full_like(zeros, 0.8).log())
     known = posterior(first, [(places[k], seen[k], 1 / BETA) for k in range(earlier)])
     inner = evcl.methods.evcl.Memory(**{**vars(run.memory.inner), "prior": known})
-    run.memories = (type(run.memory)(inner, run.memory.rehearsal),)
+    run.memory = type(run.memory)(inner, run.memory.rehearsal)
     return run, first, places, seen, first_fit(run, [numbered(earlier)])
 
 

@@ -54,6 +54,11 @@ def tasks(source, dtype=F64):
     return found
 
 
+def of_one(task, r):
+    x, y, weights = (t if t is None or len(t) == 1 else t[r : r + 1] for t in (task.x, task.y, task.weights))
+    return replace(task, x=x, y=y, weights=weights)
+
+
 def test_a_pool_of_shared_and_own_tasks_has_each_replicas_own(generator):
     data = tasks(generator)
     pool, orders = Pool(data, lambda k: 2, 3), torch.stack([torch.randperm(32, generator=generator) for _ in range(3)])
@@ -61,7 +66,7 @@ def test_a_pool_of_shared_and_own_tasks_has_each_replicas_own(generator):
     found = pool.minibatch(pool.places(orders))
     assert torch.equal(found.rows, orders)
     for r in range(3):
-        alone = Pool([task.replicas([r]) for task in data], lambda k: 2, 1)
+        alone = Pool([of_one(task, r) for task in data], lambda k: 2, 1)
         wanted = alone.minibatch(alone.places(orders[r : r + 1]))
         for mine, other in zip(found[:3], wanted[:3], strict=True):
             assert torch.equal(mine[r : r + 1], other)
@@ -96,7 +101,7 @@ def test_replicas_of_such_a_pool_are_their_solo_runs(sampler, chain, generator, 
 
     mean, shown = trained([4, 5, 6], data)
     for r in range(3):
-        alone, shown_alone = trained([4 + r], [task.replicas([r]) for task in data])
+        alone, shown_alone = trained([4 + r], [of_one(task, r) for task in data])
         assert len(shown) == len(shown_alone)
         for mine, other in zip(shown, shown_alone, strict=True):
             assert all(torch.equal(a[r : r + 1], b) for a, b in zip(mine[:3], other[:3], strict=True))

@@ -230,22 +230,6 @@ def test_a_network_without_hidden_units_is_refused():
     assert learner.tasks == ()
 
 
-def test_two_kinds_of_importance_share_a_program():
-    def trained(each, seeds):
-        known = METHODS["xdg"].known_settings
-        given = [resolve("xdg", known, {"epochs": 3, "batch_size": 8, "importance": one}) for one in each]
-        run = Run(evcl.nn.mlp(5, [7]), [METHODS["xdg"]] * len(each), given, seeds, draw=True, dtype=F64)
-        run.add_heads(7, [2])
-        for k in range(2):
-            run.learn([data(k)])
-        return run
-
-    together = trained(["none", "fisher"], [0, 1])
-    for r, one in enumerate(("none", "fisher")):
-        alone = trained([one], [r])
-        torch.testing.assert_close(together.network.posterior.mean[r], alone.network.posterior.mean[0])
-
-
 @pytest.mark.full
 def test_gates_and_the_fisher_together_forget_least():
     """Four permuted tasks, two seeds."""

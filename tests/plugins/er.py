@@ -47,7 +47,6 @@ register(
         learn=learn,
         memory=Memory,
         settings={"memory": Setting(200, "examples that are kept, of all tasks together", low=1)},
-        shares="plugin-er",
     ),
     overwrite=True,
 )

@@ -68,7 +68,6 @@ register(
         memory=Memory,
         settings={"keep": Setting(0.5, "part of the hidden units that a task uses", high=1.0, open_low=True)},
         predictor=predictor,
-        shares="plugin-masks",
     ),
     overwrite=True,
 )

@@ -71,7 +71,6 @@ register(
         settings=ELASTIC,
         stages=2,
         apart=True,
-        shares="plugin-two-networks",
     ),
     overwrite=True,
 )

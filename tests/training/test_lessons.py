@@ -14,7 +14,6 @@ from evcl._core.randomness import GeneratorNoise
 from evcl._core.settings import resolve
 from evcl.kernels.native import native
 from evcl.methods import METHODS, Distillation, Fit, Loss, TaskData
-from evcl.methods.together import LossOf
 from evcl.nn.chain import Chain, find_chain
 from evcl.training import Pool, Run, Step
 from evcl.training.lessons import all_heads, find_lessons
@@ -219,13 +218,6 @@ def test_other_losses_are_left_to_autograd():
     assert not known(Apart(lesson))
     assert not known(lesson, lesson)
     assert not known(lesson, Apart(lesson))
-    own_head = Distillation([lesson.said[1][..., :1].expand(-1, -1, 3)], 1.0, [1.0], (1,))
-    some, others = torch.tensor([0, 2]), torch.tensor([1])
-    plain = Distillation(lesson.said, 2.0, [1.0, 1.0], lesson.heads)
-    assert known(LossOf(plain, some))
-    assert known(LossOf(plain, some), LossOf(plain, others))
-    assert not known(LossOf(plain, some), LossOf(own_head, others))  # whose replica would draw less alone
-    assert not known(LossOf(plain, some), LossOf(plain, some))
     twice = Distillation([*lesson.said, lesson.said[0]], 1.0, [1.0] * 3, (2, 0, 2))
     assert not known(twice)
     own = TaskData(case.tasks[0].x.repeat(REPLICAS, 1, 1), case.tasks[0].y.repeat(REPLICAS, 1), 0)
@@ -236,28 +228,6 @@ def test_other_losses_are_left_to_autograd():
         for k, span in enumerate(found.spans.tolist()):
             wanted = both.said[k][r % len(both.said[k])].exp()
             torch.testing.assert_close(found.q[r, pool.own[r], slice(*span)], wanted.to(like))
-
-
-@pytest.mark.parametrize("method", ["evcl", "lwf"])
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("groups", [([1], [2, 0]), ([1], [2])])
-def test_methods_that_share_a_program_teach_their_own_replicas(method, dtype, groups):
-    """Each as if it were alone: by its own temperature and strengths, and by its own rows of what is said."""
-    case = Case(method, dtype, (1,), (2, 0))
-    said = case.lesson.said
-    lessons = [
-        Distillation(said, 2.0, [1.0, 0.5], (2, 0)),
-        Distillation([said[0], said[1][1:]], 3.0, [0.1, 2.0], (2, 0)),
-    ]
-    losses = [LossOf(one, torch.tensor(rows)) for one, rows in zip(lessons, groups, strict=True)]
-    found = []
-    for each in (losses, [Apart(loss) for loss in losses]):
-        step = case.step(each)
-        assert isinstance(step.source, Chain if each is losses else ByAutograd)
-        nll = step.source(case.rows, case.noise)
-        found.append((nll.clone(), sum(step.losses_now().values()), step.grads.mean))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_a_replica_that_is_not_taught_draws_what_it_draws_alone():

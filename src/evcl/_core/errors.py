@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -79,6 +80,11 @@ def brief(value: object, most: int = 200) -> str:
     except ValueError:  # Python does not convert an integer of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def retired(name: str, why: str = "nothing in evcl uses it") -> None:
+    """Warn of the use of a public name that goes in the next minor release; see docs/policy.md."""
+    warnings.warn(f"{name} is deprecated, and stops working in evcl 0.4: {why}", DeprecationWarning, stacklevel=3)
 
 
 def out_of_memory(error: BaseException) -> str | None:

@@ -326,21 +326,15 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) 
 
 
 def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
-    """Combine the settings of R replicas: real numbers that differ become [R, 1] tensors.
-
-    Integers and text that training itself reads must agree. Other integers and text that differ, and settings that only
-    some replicas have, concern a method alone and are left out.
-    """
+    """Combine the settings of R replicas: real numbers that differ become [R, 1] tensors; all others must agree."""
     stacked: dict[str, Any] = {}
     for name, value in settings[0].items():
-        if any(name not in s for s in settings):
-            continue
         values = [s[name] for s in settings]
         if all(v == value for v in values):
             stacked[name] = value
         elif all(isinstance(v, float) for v in values):
             stacked[name] = like.new_tensor(values).unsqueeze(1)
-        elif name in TRAINING or name in BAYESIAN:
+        else:
             raise EvclError(
                 f"replicas that share a program must have the same {name}, but these have {values}", setting=name
             )

@@ -54,7 +54,7 @@ def cost(config: Config) -> float:
     weights, shown = _sizes(config.benchmark, config.tasks)
     kept = config.settings.get("coreset_size", 0) if config.settings.get("coreset", "none") != "none" else 0
     tuned = sum(kept * (k + 1) for k in range(config.tasks))  # after each task, the coresets of all tasks so far
-    shown = tuned if method.shares == "coresets" else shown + tuned
+    shown = tuned if config.method in ("random-coreset", "kcenter-coreset") else shown + tuned
     return float(shown * weights * (2.2 if method.bayesian else 1) * config.settings.epochs * len(config.seeds))
 
 

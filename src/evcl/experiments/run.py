@@ -176,7 +176,7 @@ def _side_by_side(
     ]
     run = Run(
         network(streams[0], lead.network),
-        [methods.get(cell.method) for cell in cells],
+        methods.get(lead.method),
         [cell.settings for cell in cells],
         [cell.seed for cell in cells],
         draw=True,
@@ -204,9 +204,9 @@ def _side_by_side(
     seconds = round(seconds / len(cells), 3)
     shape = {"tasks": lead.tasks, **_trunk(streams[0], lead.network), "precision": lead.precision}
     shape |= {"device": lead.device, **({"scenario": lead.scenario} if lead.scenario else {})}
-    sizes, names = run.memory_bytes(), [task.name for task in streams[0]]
+    size, names = run.memory_bytes(), [task.name for task in streams[0]]
     unsure = uncertainty(run, streams[0])
-    results = [result_of(cell, r, found, shape, seconds, sizes[r], machine, names) for r, cell in enumerate(cells)]
+    results = [result_of(cell, r, found, shape, seconds, size, machine, names) for r, cell in enumerate(cells)]
     if not unsure:
         return results
     return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]

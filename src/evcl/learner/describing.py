@@ -62,7 +62,7 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "rounds": run.rounds,  # with the seed, it determines every generator
         "drawn": run.drawn,  # whether the first weights are random: then the first task may take larger steps
         "prior": GIVEN if isinstance(run.prior, Prior) else run.prior,
-        "memory": run.outline(),
+        "memory": [run.outline()],
         "mlp": mlp,  # None: a network of the user's own
         "unsupported": learner._unsupported,
         "precision": run.precision,

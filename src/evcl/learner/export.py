@@ -333,7 +333,7 @@ def _groups(learner: Learner, head: str, base: nn.Module | None, seen: Tensor) -
     """The likelihood that tells the groups of a head apart."""
     session = learner._session
     groups, classes = session.groups[head], session.heads[head]
-    statistics, heads = statistics_in(learner._run.memories[0]), [one.number for one in groups]
+    statistics, heads = statistics_in(learner._run.memory), [one.number for one in groups]
     numbers = math.prod(seen.shape[1:])
     if statistics is None or not all(k in statistics.classes for k in heads):
         raise EvclError(f"{learner.method.name} tells the classes of this head apart in a way that cannot be exported")

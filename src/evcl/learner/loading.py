@@ -101,7 +101,8 @@ def rebuilt(
         session.density = Density.from_tensors(seen)
     scaled = run.likelihood is not CATEGORICAL and not isinstance(run.likelihood, Energy)
     session.scales = scales_in(saved, heads) if scaled else {}
-    run.load_tensors(tensors, saved["memory"], saved["rounds"], session.seen)
+    (outline,) = saved["memory"]
+    run.load_tensors(tensors, outline, saved["rounds"], session.seen)
     run.diverged = torch.zeros(1, dtype=torch.bool)
     _check_examples(learner)
     if unexplained := sorted(tensors.keys() - tensors_of(learner).keys()):

@@ -81,7 +81,7 @@ class _Part:
         self.name, self.learner, self.session = name, learner, learner._session
         self.description, self.tensors = learner.described()
         self.layout: Layout = learner._run.network.layout
-        self.memory = learner._run.memories[0]
+        self.memory = learner._run.memory
 
     def check(self, base: _Part) -> None:
         """Raise if it cannot be merged, or does not continue the base."""

@@ -30,7 +30,7 @@ def truncated(learner: Learner, layer: str, rank: float) -> Learner:
         def changed(t: Tensor) -> Tensor:
             return mean if t.shape == q.mean.shape and t.equal(q.mean) else t
 
-        run.memories = tuple(memories.mapped(memory, changed) for memory in run.memories)
+        run.memory = memories.mapped(run.memory, changed)
         network.posterior = Gaussian(mean, q.log_std)
         run._changed()
         return made

@@ -107,7 +107,6 @@ def one_per_task(method: Method) -> Method:
         domains=None,  # no head is shared
         needs_task=True,
         kept_as="rows",
-        shares=f"{method.shares} and adapters",
     )
 
 

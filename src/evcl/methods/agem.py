@@ -28,5 +28,4 @@ AGEM = Method(
     learn=learn,
     memory=Rehearsal,
     settings=REHEARSAL,
-    shares="agem",
 )

@@ -57,7 +57,7 @@ def with_coreset(method: Method, **changes: Any) -> Method:
         return Learned(learned.posterior, memory(learned.memory, kept, tuned))
 
     wrapped = replace(method, memory=memory, learn=learn, predictor=_tuned, log_joint=None, stages=method.stages + 1)
-    return replace(wrapped, **{"shares": f"{method.shares} and coresets", **changes})
+    return replace(wrapped, **changes)
 
 
 def _rows(kept: Sequence[TaskData], task: TaskData, i: int, round_: Round, s: Settings) -> Tensor:
@@ -120,7 +120,6 @@ RANDOM = Method(
     memory=KeptAlone,
     predictor=_tuned,
     settings=_fixed("random"),
-    shares="coresets",
 )
 KCENTER = replace(
     RANDOM,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from evcl._core.errors import retired
+
 if TYPE_CHECKING:
     from evcl.nn import BayesianNetwork
 
@@ -86,6 +88,7 @@ class TaskData:
 
     def replicas(self, rows: Sequence[int]) -> TaskData:
         """The data of these replicas. Returns this object itself, not a copy, if the data is the same."""
+        retired("TaskData.replicas")
         own = [r % len(self.x) for r in rows]
         if len(self.x) == 1 or own == list(range(len(self.x))) * (len(own) // len(self.x)):
             return self
@@ -138,6 +141,7 @@ class Minibatch(NamedTuple):
 
     def of(self, replicas: Tensor) -> Minibatch:
         """The minibatch of these replicas alone."""
+        retired("Minibatch.of")
         return Minibatch(*(None if part is None else part[replicas] for part in self))  # type: ignore[arg-type]
 
 

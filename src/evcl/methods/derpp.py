@@ -118,5 +118,4 @@ DERPP = Method(
         "alpha": Setting(0.3, "weight of the squared distance from the stored logits", high=1e6),
         "beta": Setting(0.5, "weight of the labels of kept rows", high=1e6),
     },
-    shares="derpp",
 )

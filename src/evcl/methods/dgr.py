@@ -109,5 +109,4 @@ DGR = Method(
     settings=REPLAY,
     no_memory="generated rows take the place of kept ones",
     stages=2,
-    shares="dgr",
 )

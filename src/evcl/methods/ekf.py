@@ -181,5 +181,4 @@ EKF = Method(
     },
     apart=True,
     no_memory="a filter sees each row once",
-    shares="ekf",
 )

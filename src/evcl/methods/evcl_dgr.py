@@ -102,5 +102,4 @@ EVCL_DGR = replace(
     no_memory=DGR.no_memory,
     kept_as="rows",
     stages=DGR.stages,
-    shares="evcl-dgr",
 )

@@ -205,15 +205,7 @@ def with_replay(method: Method, **changes: Any) -> Method:
     if method.learn is not evcl.EVCL.learn:
         raise EvclError(f'{method.name} has a `learn` of its own, which evcl-er\'s would replace: set kept_as="rows"')
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
-    replayed = replace(
-        method,
-        learn=learn,
-        memory=Memory,
-        log_joint=log_joint,
-        domains=domains,
-        settings=settings,
-        shares=f"{method.shares} and evidence",
-    )
+    replayed = replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings)
     return replace(replayed, **changes)
 
 

@@ -23,8 +23,7 @@ def with_film(method: Method, **defaults: float) -> Method:
     name, own = f"{method.name}-film", dict(method.settings)
     own |= {key: replace(method.known_settings[key], default=value) for key, value in defaults.items()}
     own["film"] = replace(TRAINING["film"], default=True)
-    shares = f"{method.shares} with film"  # the network of a program has FiLM or not, for all its replicas
-    return replace(method, name=name, summary="", settings=own, shares=shares)
+    return replace(method, name=name, summary="", settings=own)
 
 
 EVCL_FILM = with_film(EVCL, distill=0.0)

@@ -210,5 +210,4 @@ FROMP = Method(
         "fisher_examples": ELASTIC["fisher_examples"],
     },
     apart=True,
-    shares="fromp",
 )

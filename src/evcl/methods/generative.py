@@ -90,5 +90,4 @@ GENERATIVE = Method(
     generative=True,
     no_memory="it trains nothing, and forgets nothing",
     stages=0,
-    shares="generative",
 )

@@ -38,5 +38,4 @@ IMPROVED_VCL = Method(
         "epochs": replace(TRAINING["epochs"], default=100),
         **DISTILLATION,
     },
-    shares="improved-vcl",  # with these defaults it trains for longer than VCL
 )

@@ -85,5 +85,4 @@ IVON = Method(
         "first_curvature": Setting(0.03, "h, the curvature, before the first step of a task", open_low=True),
     },
     no_memory=NO_MEMORY,
-    shares="ivon",
 )

@@ -313,8 +313,10 @@ def _stored_as(kind: type, memory: Any) -> list[Any]:
     return found
 
 
-def rescaled(values: Any, factor: Tensor, shift: Tensor, change: Callable[[TaskData], TaskData]) -> Any:
-    """A posterior and memories after each weight w, [1, P] of them, has become factor * w + shift: means and standard
+def rescaled(
+    q: Gaussian, memory: M, factor: Tensor, shift: Tensor, change: Callable[[TaskData], TaskData]
+) -> tuple[Gaussian, M]:
+    """A posterior and a memory after each weight w, [1, P] of them, has become factor * w + shift: means and standard
     deviations follow, importances, which are squares of gradients, are divided by factor^2, and `change` does what it
     must to kept examples.
     """
@@ -336,5 +338,4 @@ def rescaled(values: Any, factor: Tensor, shift: Tensor, change: Callable[[TaskD
             return weights(how, value)
         return tuple(map(change, value)) if isinstance(how, KeptExamples) else value
 
-    first, *memories = values
-    return [weights(PerWeight(Gaussian, "posterior", 0, 0), first), *(each(memory, one) for memory in memories)]
+    return weights(PerWeight(Gaussian, "posterior", 0, 0), q), each(memory, one)

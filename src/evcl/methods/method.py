@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, retired
 from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
@@ -343,8 +343,7 @@ class Method:
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
             replicas, for any method
         jointly: True if it learns all tasks in one round: an upper bound, not a continual learner
-        shares: a label for what its fits train on: methods with the same label can share a program on a GPU. A method
-            whose fits use other data, another order or other networks than the round's tasks needs a label of its own
+        shares: has no effect, and is deprecated: the seeds and real-valued settings of one method share a program
     """
 
     name: str
@@ -367,9 +366,12 @@ class Method:
     stages: int = 1
     apart: bool = False
     jointly: bool = False
-    shares: str = "task"
+    shares: str = ""
 
     def __post_init__(self) -> None:
+        if self.shares:
+            object.__setattr__(self, "shares", "")
+            retired("Method(shares=...)", "it has no effect")
         object.__setattr__(self, "summary", self.summary or METHOD_SUMMARIES.get(self.name, ""))
 
     def changed(self, network: nn.Module, settings: Sequence[Settings]) -> nn.Module:

@@ -241,5 +241,4 @@ NOISY_KFAC = Method(
     },
     apart=True,
     no_memory=NO_MEMORY,
-    shares="noisy-kfac",
 )

@@ -75,6 +75,8 @@ def from_tensors(memory: M, told: Any, given: Mapping[str, Tensor], fits: Fits) 
 
     Files are not trusted: anything that does not fit raises an EvclError.
     """
+    if not isinstance(told, dict) or "fields" not in told:
+        raise EvclError("its memory is not that of this method")
     try:
         return _unpacked(memory, told, [], given, fits)
     except EvclError:

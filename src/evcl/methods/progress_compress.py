@@ -106,5 +106,4 @@ PROGRESS_COMPRESS = Method(
     no_memory="it learns a new task in a second network, which knows no earlier ones",
     stages=2,
     apart=True,
-    shares="progress-compress",
 )

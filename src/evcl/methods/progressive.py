@@ -93,5 +93,4 @@ PROGRESSIVE = Method(
     replays=True,
     needs_task=True,
     no_memory="the columns of earlier tasks never change, so there is nothing that kept rows could protect",
-    shares="progressive",
 )

@@ -243,7 +243,7 @@ def with_memory(method: Method, **changes: Any) -> Method:
         return method.predictor(remembered.inner, posterior, task)
 
     wrapped = replace(method, memory=memory, learn=learn, predictor=method.predictor and predictor, log_joint=None)
-    return replace(wrapped, **{"shares": f"{method.shares} and a memory", **changes})
+    return replace(wrapped, **changes)
 
 
 def _with_inputs(fit: Fit, kept: Sequence[TaskData], round_: Round, name: str) -> Fit:

@@ -334,5 +334,4 @@ SCOMMER = Method(
     },
     adapt=sparse,
     predictor=predictor,
-    shares="scommer",
 )

@@ -128,5 +128,4 @@ TD_VCL = Method(
         ),
         "batch_size": replace(TRAINING["batch_size"], low=2),
     },
-    shares="td-vcl",
 )

@@ -52,12 +52,9 @@ def for_settings(method: Method, s: Settings) -> Method:
         method = remembering(method)
     if s.get("one_softmax"):
         method = replace(method, log_joint=None)
-    if s.get("memory_policy", "balanced") != "balanced" and "memory_policy" in method.known_settings:
-        method = replace(method, shares=f"{method.shares}, {s.memory_policy}")  # it keeps other numbers of rows
     chosen = s.get("coreset", "none") != "none" and "none" in method.known_settings["coreset"].choices
     if not chosen:
         return method
     from evcl.methods.coreset import with_coreset
 
-    kind = "" if method.shares == Method.shares else f"{s.coreset} "  # the fits of other methods may not be merged
-    return with_coreset(method, shares=f"{method.shares} and {kind}coresets")
+    return with_coreset(method)

@@ -83,5 +83,4 @@ VOGN = Method(
     },
     apart=True,
     no_memory=NO_MEMORY,
-    shares="vogn",
 )

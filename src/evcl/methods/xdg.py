@@ -140,5 +140,4 @@ XDG = Method(
     needs_task=True,
     no_memory="kept rows of earlier tasks would need the units that this task closes",
     apart=True,
-    shares="xdg",
 )

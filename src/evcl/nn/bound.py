@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from evcl._core.errors import retired
 from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites
 from evcl.nn.layer import Grads, Named, Weights
@@ -98,6 +99,7 @@ class Bound(nn.Module):
     @contextmanager
     def only(self, rows: Sequence[int]) -> Iterator[None]:
         """Inside this context, the bound weights belong to these replicas."""
+        retired("BayesianNetwork.only")
         before, self.weights.rows = self.weights.rows, rows
         try:
             yield
@@ -107,6 +109,7 @@ class Bound(nn.Module):
     @contextmanager
     def narrowed(self, rows: Tensor) -> Iterator[None]:
         """Inside this context, compute with these replicas alone, out of those bound; autograd takes the gradients."""
+        retired("BayesianNetwork.narrowed")
         weights = self.weights
         before = dict(vars(weights))
         weights.replicas, weights.rows, weights.grads = len(rows), rows, None

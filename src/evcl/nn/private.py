@@ -66,8 +66,6 @@ class PrivateRows:
 
     def of(self, replicas: Sequence[int] | Tensor | slice) -> PrivateRows:
         """The rows of these replicas."""
-        if self.own and not isinstance(replicas, slice):
-            raise EvclError("methods that share a program cannot have losses on a network with PerTask layers")
         own = {task: Own(values[replicas], grads[replicas]) for task, (values, grads) in self.own.items()}
         found = PrivateRows(self.table[replicas], own)
         found.pending = self.pending

@@ -26,8 +26,5 @@ def merge(run: Replicas, plain: nn.Module, lora: LoRA) -> None:
     none = torch.zeros_like(q.mean)
     fresh = run._around(network, none, none, layout, run.settings)
     network.posterior = replaced(q, layout, names, fresh.posterior)
-    run.memories = tuple(
-        restarted(memory, layout, names, run._of(fresh, group))
-        for memory, group in zip(run.memories, run.groups, strict=True)
-    )
+    run.memory = restarted(run.memory, layout, names, fresh)
     run._changed()

@@ -221,7 +221,7 @@ class Checkpointer(Observer):
         tensors = {f"run {name}": t for name, t in tensors_of(state).items()}
         tensors |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
         tensors |= {f"extra {name}": t for name, t in self._extra.items()} | {"diverged": self._run.diverged, **more}
-        where = {"round": self._round, "outline": [packing.outline(m) for m in state.memories], **place}
+        where = {"round": self._round, "outline": packing.outline(state.memory), **place}
         where |= {"domains": self._domains} if any(self._domains) else {}
         about = {"owner": self.identity, "environment": self.environment}
         folder = self.checkpoints.folder

@@ -300,7 +300,7 @@ class _Stage(Observers):
     def __init__(self, fitting: Fitting, fit: Fit, stage: int, context: FitContext, step: Step) -> None:
         super().__init__(fitting.observer)
         self.fitting, self.fit, self.stage, self.context, self.step = fitting, fit, stage, context, step
-        self.stages = max(stage + 1, *(group.method.stages for group in fitting.run.groups))
+        self.stages = max(stage + 1, fitting.run.method.stages)
         validation = fitting.validation if stage == fitting.validated else None
         self.looks = validation is not None
         patience = None if validation is None else validation.patience

@@ -17,11 +17,10 @@ from evcl._core.settings import Settings, stack
 from evcl.methods import Method, Model, for_settings, packing
 from evcl.methods import memory as memories
 from evcl.methods.memory import Fresh
-from evcl.methods.together import ReplicaGroup
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Slot, he_std, he_uniform, head
 from evcl.posterior import Extending
 from evcl.training.replicas import Replicas
-from evcl.training.state import prefix, under
+from evcl.training.state import under
 
 
 class Growing(Replicas):
@@ -33,7 +32,7 @@ class Growing(Replicas):
 
     def add_heads(self, features: int, classes: Sequence[int]) -> list[int]:
         """Add a head for each number of classes; the layout is extended only once."""
-        others = [model.network for memory in self.memories for model in memories.models(memory)]
+        others = [model.network for model in memories.models(self.memory)]
         numbers = [self.network.add_head(count) for count in classes]
         for other in others:
             for _ in classes:
@@ -53,12 +52,12 @@ class Growing(Replicas):
         network = self.network
         weight, bias = network.trunk_names[:2]
         width, inputs = network.layout.shapes[weight]
-        remembered = tuple(memories.with_inputs(memory, count) for memory in self.memories)
+        remembered = memories.with_inputs(self.memory, count)
         old, new = network.layout, Layout({**network.layout.shapes, weight: (width, inputs + count)})
         network.scales |= dict.fromkeys((weight, bias), he_std(inputs + count))
         none = network.posterior.mean.new_zeros(len(self.seeds), new.size)
-        self.memories = remembered
-        self._relay(old, new, self._around(network, none, none, new, self.settings), lambda group, model: model)
+        self.memory = remembered
+        self._relay(old, new, self._around(network, none, none, new, self.settings), lambda model: model)
 
     def grow_trunk(self, rounds: int) -> None:
         """If the network grows, have the trunk of this many rounds; weights that it had before keep their values."""
@@ -73,7 +72,7 @@ class Growing(Replicas):
         network.take_trunk(made, rounds)
         none = mean.new_zeros(len(mean), new.size - made.layout.size)  # the heads have values already
         centre, drawn = (torch.cat([t, none], 1) for t in (made.centre, made.posterior.mean))
-        self._relay(old, new, self._around(network, centre, drawn, new, self.settings), lambda group, model: model)
+        self._relay(old, new, self._around(network, centre, drawn, new, self.settings), lambda model: model)
         network.set_statistics({**network.statistics(), **statistics})
         self._examined.pop(network, None)
 
@@ -91,40 +90,28 @@ class Growing(Replicas):
         """Move every buffer to a layout with these slots; new weights are initialised as the first weights were."""
         network = self.network
         new = network.with_slots(slots)
-        fresh = self._fresh(network, new, slots, self.seeds, self.settings, "")
+        fresh = self._fresh(network, new, slots, "")
         self._relay(network.layout, new, fresh, partial(self._grown, slots))
 
-    def _relay(self, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[ReplicaGroup, Model], Model]) -> None:
-        """Move every buffer from one layout to another. `grown` extends a group's second networks."""
+    def _relay(self, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[Model], Model]) -> None:
+        """Move every buffer from one layout to another. `grown` extends second networks."""
         network = self.network
         extended = old.extending(new)
         network.posterior = _extended(network.posterior, extended, fresh.posterior)
         network.layout = new
-        self.memories = tuple(
-            memories.relaid(memory, extended, self._of(fresh, group), partial(grown, group))
-            for memory, group in zip(self.memories, self.groups, strict=True)
-        )
+        self.memory = memories.relaid(self.memory, extended, fresh, grown)
         self._changed()
 
-    def _grown(self, slots: Sequence[Slot], group: ReplicaGroup, model: Model) -> Model:
+    def _grown(self, slots: Sequence[Slot], model: Model) -> Model:
         """Extend a second network by the same heads."""
         network = model.network
         old, new = network.layout, network.with_slots(slots)
-        seeds = [self.seeds[r] for r in group.replicas]
-        fresh = self._fresh(network, new, slots, seeds, group.settings, model.name).posterior
+        fresh = self._fresh(network, new, slots, model.name).posterior
         network.layout = new
         network.posterior = _extended(model.posterior, old.extending(new), fresh)
         return replace(model, posterior=network.posterior)
 
-    def _fresh(
-        self,
-        network: BayesianNetwork,
-        new: Layout,
-        slots: Sequence[Slot],
-        seeds: Sequence[int],
-        s: Settings,
-        of: str,
-    ) -> Fresh:
+    def _fresh(self, network: BayesianNetwork, new: Layout, slots: Sequence[Slot], of: str) -> Fresh:
         """Initial values of the weights of these slots, over the whole new layout; 0 for all other weights."""
         mean, old = network.posterior.mean, network.layout
         part = new.part([name for slot in slots for name in slot.named])
@@ -133,7 +120,7 @@ class Growing(Replicas):
             for name, shape in slot.named.items():
                 network.scales[name] = he_std(slot.fan_in)
                 have = prod(old.shapes[name]) if name in old.shapes else 0
-                sources = [generator(seed, weights_of(name, of), have) for seed in seeds]
+                sources = [generator(seed, weights_of(name, of), have) for seed in self.seeds]
                 rows = [he_uniform((prod(shape) - have,), slot.fan_in, source) for source in sources]
                 drawn[:, part.spans[name]][:, have:] = torch.stack(rows).to(mean)
 
@@ -145,14 +132,14 @@ class Growing(Replicas):
                 new.scatter_(found, part, own)
             return found
 
-        own = self._around(network, torch.zeros_like(drawn), drawn, part, s)
+        own = self._around(network, torch.zeros_like(drawn), drawn, part, self.settings)
         return Fresh(own.prior.map(whole), own.posterior.map(whole))
 
     def switch(self, method: Method, settings: Settings) -> None:
         """Follow this method, with these settings, from now on: the same as before with a memory of examples added or
         changed, or removed. A memory that is added wraps the present one, and starts empty.
         """
-        (memory,), mean = self.memories, self.network.posterior.mean
+        memory, mean = self.memory, self.network.posterior.mean
         method = for_settings(method, settings)
         now, before = (memories.hows(one).keys() for one in (method.memory, memory))
         if now != before and "inner" in before and "inner" not in now:
@@ -163,8 +150,7 @@ class Growing(Replicas):
                 centre[:, : trunk.shape[1]] = trunk
             fresh = Fresh(replace(self.network.posterior, mean=centre), self.network.posterior)
             memory = replace(memories.initial(method.memory, fresh, _no_network), inner=memory)
-        self.memories, self.method, self.settings = (memory,), method, stack([settings], mean)
-        self.groups = [ReplicaGroup(method, [0], self.settings)]
+        self.memory, self.method, self.settings = memory, method, stack([settings], mean)
         self._changed()
 
     def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
@@ -177,13 +163,7 @@ class Growing(Replicas):
                 raise EvclError(f"{name} must be {wanted.dtype} {tuple(wanted.shape)} and finite")
             if name.startswith("posterior."):
                 packing.check_size(name, found)
-        if not isinstance(outline, list) or len(outline) != len(self.memories):
-            raise EvclError("its memory is not that of this method")
-        remembered = []
-        for i, (memory, group) in enumerate(zip(self.memories, self.groups, strict=True)):
-            given = under(prefix(i, len(outline)), tensors)
-            remembered.append(packing.from_tensors(memory, outline[i], given, self._fits(group, len(seen))))
-        self.memories = tuple(remembered)
+        self.memory = packing.from_tensors(self.memory, outline, under("memory/", tensors), self._fits(len(seen)))
         for i, network in enumerate(self._networks()):
             network.film = tensors.get(f"film {i}")
         self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))

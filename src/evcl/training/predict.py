@@ -82,25 +82,24 @@ def of_each(found: Tensor, sizes: Sequence[int], function: Callable[[Tensor], Te
 class Predicting(Growing):
     """Replicas that can predict. The draws of the last prediction are kept until the posterior changes."""
 
-    _predictor: tuple[list[Gaussian], Gaussian] | None = None  # of each group, and of all replicas
     _kept: tuple[Gaussian, Any, list[Tensor]] | None = None  # the draws of the last prediction
 
     def _changed(self) -> None:
         super()._changed()
-        self._kept = self._predictor = None
+        self._kept = None
 
     @contextmanager
     def predicting_from(self, q: Gaussian, film: Tensor | None = None) -> Iterator[None]:
         """Inside this context, predict from these weights and, if given, FiLM rows."""
-        before = self.network.posterior, self.groups, self.network.film
+        before = self.network.posterior, self.method, self.network.film
         self.network.posterior = q
         if film is not None:
             self.network.film = film
-        self.groups = [replace(group, method=replace(group.method, predictor=None)) for group in self.groups]
+        self.method = replace(self.method, predictor=None)
         try:
             yield
         finally:
-            (self.network.posterior, self.groups, self.network.film), self._kept = before, None
+            (self.network.posterior, self.method, self.network.film), self._kept = before, None
 
     def widen_kept(self, columns: int) -> None:
         """Pad the kept examples, which are packed, to at least this many columns: see `evcl._core.forms`."""
@@ -108,93 +107,63 @@ class Predicting(Growing):
         def change(task: TaskData) -> TaskData:
             return replace(task, x=widened(task.x, columns))
 
-        self.memories = tuple(with_examples(memory, change) for memory in self.memories)
+        self.memory = with_examples(self.memory, change)
 
     def predictor(self, task: int | None = None) -> Gaussian:
         """The weights that predict a task: the posterior, or what the method's `predictor` returns."""
-        posterior = self.network.posterior
-        if not self.predicts_by_task:
+        posterior, make = self.network.posterior, self.method.predictor
+        if make is None:
             return posterior
-        parts = []
-        for group, memory in zip(self.groups, self.memories, strict=True):
-            own = posterior if len(self.groups) == 1 else posterior.map(lambda t, g=group: t[g.replicas])  # type: ignore[misc]
-            make, named = group.method.predictor, replace(own, layout=self.network.layout)
-            found = named if make is None else make(memory, named, task)
-            parts.append(own if found is named else found)
-        if len(parts) == 1:
-            return parts[0]
-        if self._predictor is None or any(a is not b for a, b in zip(self._predictor[0], parts, strict=True)):
-            self._predictor = parts, self._joined(parts)
-        return self._predictor[1]
+        named = replace(posterior, layout=self.network.layout)
+        found = make(self.memory, named, task)
+        return posterior if found is named else found
 
     @property
     def predicts_by_task(self) -> bool:
         """Whether each task's predictions use different weights: a method chooses them, or there is FiLM."""
-        return self.network.film is not None or any(group.method.predictor is not None for group in self.groups)
+        return self.network.film is not None or self.method.predictor is not None
 
     @property
     def needs_task(self) -> bool:
         """Whether predictions differ from task to task, also for tasks that share a head."""
-        return self.network.film is not None or any(group.method.needs_task for group in self.groups)
+        return self.network.film is not None or self.method.needs_task
 
     @property
     def tells_classes_apart(self) -> bool:
         """Whether new classes of a head may be learned apart from its old ones: see `Method.log_joint`."""
-        found = all(group.method.log_joint is not None and not group.method.generative for group in self.groups)
-        return found and self.network.film is None and not self.network.takes_tokens
+        apart = self.method.log_joint is not None and not self.method.generative
+        return apart and self.network.film is None and not self.network.takes_tokens
 
     @torch.no_grad()
     def log_joint(self, x: Tensor, heads: Sequence[int]) -> list[Tensor] | None:
-        """[R, N, C] for each of these heads: log p(x, class) up to a constant, by the methods' likelihood per class.
-        NaN for replicas whose method has none, or knows too little; None if all are such. x [U, N, ...]: see TaskData.
+        """[R, N, C] for each of these heads: log p(x, class) up to a constant, by the method's likelihood per class;
+        None if it has none, or knows too little. x [U, N, ...]: see TaskData.
         """
-        parts: list[list[Tensor] | None] = []
-        for group, memory in zip(self.groups, self.memories, strict=True):
-            own, rows = self._own(group.replicas, x)
-            asked = Asked(self.network, rows, heads, [self.seeds[r] for r in group.replicas])
-            parts.append(None if group.method.log_joint is None else group.method.log_joint(memory, own, asked))
-        if all(part is None for part in parts):
+        if self.method.log_joint is None:
             return None
-        if len(parts) == 1:
-            return parts[0]
-        sizes = [(len(group.replicas), x.shape[1]) for group in self.groups]
-        known = [
-            [x.new_full((*size, self.classes(k)), torch.nan) for k in heads] if part is None else part
-            for size, part in zip(sizes, parts, strict=True)
-        ]
-        order = torch.tensor([r for group in self.groups for r in group.replicas]).argsort()
-        return [torch.cat(each)[order.to(x.device)] for each in zip(*known, strict=True)]
+        return self.method.log_joint(self.memory, self.network.posterior, self._asked(x, heads))
 
-    def _own(self, replicas: Sequence[int], rows: Tensor) -> tuple[Gaussian, Tensor]:
-        """The posterior and the rows [U, N, ...] of these replicas."""
-        posterior = self.network.posterior
-        if len(self.groups) == 1:
-            return posterior, rows
-        return posterior.map(lambda t: t[replicas]), rows if len(rows) == 1 else rows[[r % len(rows) for r in replicas]]
+    def _asked(self, x: Tensor, heads: Sequence[int]) -> Asked:
+        return Asked(self.network, x, heads, list(self.seeds))
 
     @torch.no_grad()
     def domains(self, x: Tensor, heads: Sequence[int], task: Newcomer) -> tuple[list[bool], list[list[float]]] | None:
         """For each replica, whether a task with these inputs is a new domain, and how many of its rows belong to each
-        known one; None if a method cannot tell. See `Method.domains`.
+        known one; None if the method cannot tell. See `Method.domains`.
         """
-        new: list[tuple[int, Tensor, Tensor]] = []
-        for group, memory in zip(self.groups, self.memories, strict=True):
-            own, rows = self._own(group.replicas, x)
-            asked = Asked(self.network, rows, heads, [self.seeds[r] for r in group.replicas])
-            given = task._replace(y=self._own(group.replicas, task.y)[1])
-            found = None if group.method.domains is None else group.method.domains(memory, own, asked, given)
-            if found is None:
-                return None
-            new += zip(group.replicas, *found, strict=True)
-        new.sort(key=lambda one: one[0])
-        both = torch.stack([torch.cat([double(one.view(1)), double(shares)]) for _, one, shares in new])
+        if self.method.domains is None:
+            return None
+        found = self.method.domains(self.memory, self.network.posterior, self._asked(x, heads), task)
+        if found is None:
+            return None
+        both = torch.cat([double(found[0].unsqueeze(1)), double(found[1])], 1)
         if self.ranks is not None:
             self.ranks.broadcast_(both)
         return [bool(row[0]) for row in both], both[:, 1:].tolist()
 
     @torch.no_grad()
     def evidence(self, x: Tensor, heads: Sequence[int]) -> Tensor | None:
-        """[R, N, heads]: log p(x, head) up to a constant; NaN and None: see `log_joint`."""
+        """[R, N, heads]: log p(x, head) up to a constant, or None: see `log_joint`."""
         found = self.log_joint(x, heads)
         return None if found is None else torch.stack([scores.logsumexp(2) for scores in found], 2)
 

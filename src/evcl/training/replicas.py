@@ -1,12 +1,10 @@
-"""R networks trained side by side, each with its own seed, settings and method: their weights and memories."""
+"""R networks trained side by side with one method, each with its own seed and settings: their weights and memory."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -20,7 +18,6 @@ from evcl._core.settings import Settings, decided, stack
 from evcl.methods import Method, Model, TaskData, for_settings, packing
 from evcl.methods import memory as memories
 from evcl.methods.memory import Fresh
-from evcl.methods.together import ReplicaGroup, grouped
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Names, Prior, bayesianize, log_stds
 from evcl.nn.convert import INIT_SHARE
 from evcl.nn.independence import check_examples_independent
@@ -32,12 +29,12 @@ from evcl.training.step import matmul_precision
 
 
 class Replicas:
-    """R networks of one shape, each with its own seed, its own real-valued settings and perhaps its own method."""
+    """R networks of one shape and one method, each with its own seed and its own real-valued settings."""
 
     def __init__(
         self,
         network: nn.Module,
-        method: Method | Sequence[Method],
+        method: Method,
         settings: Sequence[Settings],
         seeds: Sequence[int],
         *,
@@ -55,8 +52,7 @@ class Replicas:
         call: Call | None = None,
         accumulate: int = 1,
     ) -> None:
-        """`method`: one for all replicas, or one per replica. `draw`: draw initial means from each seed; otherwise use
-        the module's own weights.
+        """`draw`: draw initial means from each seed; otherwise use the module's own weights.
 
         `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: the centre of the trunk's first prior, or that prior.
         `allow_divergence`: replicas that diverge are recorded in `diverged`, and the others continue. `ranks`: the
@@ -65,10 +61,8 @@ class Replicas:
         """
         if len(settings) != len(seeds):
             raise ValueError("settings must have one entry per seed")
-        each = [method] * len(seeds) if isinstance(method, Method) else list(method)
-        each = [for_settings(one, s) for one, s in zip(each, settings, strict=True)]
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
-        self.method, groups = each[0], grouped(each, settings)
+        self.method = for_settings(method, settings[0])
         network = self.method.changed(network, settings)
         # Adapters start at 0, on top of trained weights: nothing is random but the heads
         self.drawn = draw and next(adapted(network), None) is None
@@ -91,14 +85,13 @@ class Replicas:
             self.network.weights.compute_dtype = torch.bfloat16
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
-        self.groups = [ReplicaGroup(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
         width = None
         if bayesian:
             width = self.network.first_log_std(self.settings.prior_std, mean).expand_as(mean).clone()
         first = Gaussian(self.network.centre.clone(), width)
         fresh = Fresh(first, self.network.posterior)
 
-        def another(rows: Sequence[int], field: str, make: Callable[[nn.Module], nn.Module] | None) -> Model:
+        def another(field: str, make: Callable[[nn.Module], nn.Module] | None) -> Model:
             plain = copy.deepcopy(network)
             options = dict(convert)
             if make is None:
@@ -107,19 +100,15 @@ class Replicas:
                 raise EvclError(
                     f"{self.method.name} also trains another network, and every layer of it: leave out only and skip"
                 )
-            options["init_std"] = self._start([settings[r] for r in rows]) if bayesian else None
             made = bayesianize(
                 plain if make is None else make(plain),
-                generators=[generator(seeds[r], Purpose.INIT.of(field)) for r in rows] if draw else None,
-                replicas=len(rows),
+                generators=[generator(seed, Purpose.INIT.of(field)) for seed in seeds] if draw else None,
+                replicas=len(seeds),
                 **options,
             )
             return Model(made, made.posterior, made.statistics(), field)
 
-        self.memories: tuple[Any, ...] = tuple(
-            memories.initial(group.method.memory, self._of(fresh, group), partial(another, group.replicas))
-            for group in self.groups
-        )
+        self.memory: Any = memories.initial(self.method.memory, fresh, another)
         self.allow_divergence, self.diverged = (
             allow_divergence,
             torch.zeros(len(seeds), dtype=torch.bool, device=mean.device),
@@ -163,11 +152,6 @@ class Replicas:
             return "auto"  # if one is auto, all are: `stack` refuses a mixture
         return [float(decided(one)) for one in each]
 
-    def _of(self, fresh: Fresh, group: ReplicaGroup) -> Fresh:
-        if len(group.replicas) == len(self.seeds):
-            return fresh
-        return Fresh(*(gaussian.map(lambda t: t[group.replicas]) for gaussian in fresh))
-
     @staticmethod
     def _around(network: BayesianNetwork, centre: Tensor, drawn: Tensor, new: Layout, s: Settings) -> Fresh:
         """The first prior, with these means [R, P], and the initial posterior, with these."""
@@ -178,12 +162,6 @@ class Replicas:
             for setting, part in (("prior_std", 1.0), ("init_std", INIT_SHARE))
         )
         return Fresh(Gaussian(centre, prior), Gaussian(drawn, start))
-
-    @property
-    def memory(self) -> Any:
-        """The memory of the one method that all replicas follow; an error if they follow several."""
-        (found,) = self.memories
-        return found
 
     # --- the network -----------------------------------------------------------------------------------------------
 
@@ -201,20 +179,19 @@ class Replicas:
         check: the number of rows per example in a layer depends on the length of sequences.
         """
         if self._examined.get(network) != x.shape[2:]:
-            apart = any(group.method.apart for group in self.groups)
-            check_examples_independent(network, x[0], len(self.seeds) > 1 or apart or self.ranks is not None)
+            apart = len(self.seeds) > 1 or self.method.apart or self.ranks is not None
+            check_examples_independent(network, x[0], apart)
             self._examined[network] = x.shape[2:]
 
     # --- state -----------------------------------------------------------------------------------------------------
 
     def _networks(self) -> list[BayesianNetwork]:
-        others = [model.network for memory in self.memories for model in memories.models(memory)]
-        return [self.network, *others]
+        return [self.network, *(model.network for model in memories.models(self.memory))]
 
     def state(self) -> State:
         layouts = tuple((one, one.layout, len(one.heads), one.form()) for one in self._networks())
         network = self.network
-        about = (self.memories, self.rounds, self.seen, self.diverged.clone())
+        about = (self.memory, self.rounds, self.seen, self.diverged.clone())
         films = tuple(one.film for one in self._networks())
         return State(layouts, network.posterior, network.statistics(), *about, films)
 
@@ -223,7 +200,7 @@ class Replicas:
             del network.heads[heads:]
             network.set_form(form)
             network.layout, network.film, network.weights.task = layout, film, None
-        self.network.posterior, self.memories = state.posterior, state.memories
+        self.network.posterior, self.memory = state.posterior, state.memory
         self.network.set_statistics(state.statistics)
         self.rounds, self.seen = state.rounds, state.seen
         self.diverged.copy_(state.diverged)
@@ -233,34 +210,33 @@ class Replicas:
         """Every buffer, by name. With layout, seeds, `rounds`, `seen` and `outline`, this is the whole state."""
         return tensors_of(self.state())
 
-    def memory_bytes(self) -> list[int]:
-        """For each replica, the size of its weights and of its method's memory. A prior that is the posterior counts
-        once, and so does the network, which only computes.
+    def memory_bytes(self) -> int:
+        """The size of a replica's weights and of its method's memory. A prior that is the posterior counts once, and so
+        does the network, which only computes.
         """
-        state, q = self.state(), self.network.posterior
-        own = {name: t for name, t in tensors_of(state).items() if not name.startswith("memory")}
-        sizes = [sum(t.numel() * t.element_size() for t in own.values()) // len(self.seeds)] * len(self.seeds)
-        for memory, group in zip(self.memories, self.groups, strict=True):
-            live = [part[group.replicas] for part in (q.mean, q.log_std) if part is not None]
-            kept = [
-                t for t in packing.tensors(memory).values() if not any(t.shape == w.shape and t.equal(w) for w in live)
-            ]
-            for r in group.replicas:
-                sizes[r] += sum(t.numel() * t.element_size() for t in kept) // len(group.replicas)
-        return sizes
+        q = self.network.posterior
+        live = [part for part in (q.mean, q.log_std) if part is not None]
+        own, kept = [], []
+        for name, t in self.tensors().items():
+            if not name.startswith("memory/"):
+                own.append(t)
+            elif not any(t.shape == w.shape and t.equal(w) for w in live):
+                kept.append(t)
+        return sum(sum(t.numel() * t.element_size() for t in some) // len(self.seeds) for some in (own, kept))
 
     def kept_examples(self) -> list[TaskData]:
-        """The examples of earlier tasks that the memories keep."""
-        return [kept for memory in self.memories for kept in memories.kept_examples(memory)]
+        """The examples of earlier tasks that the memory keeps."""
+        return list(memories.kept_examples(self.memory))
 
-    def outline(self) -> list[Any]:
-        """The structure of the memories, as JSON."""
-        return [packing.outline(memory) for memory in self.memories]
+    def outline(self) -> Any:
+        """The structure of the memory, as JSON."""
+        return packing.outline(self.memory)
 
-    def _fits(self, group: ReplicaGroup, tasks: int) -> packing.Fits:
-        """What a group's memory is checked against after this many tasks."""
-        like = self.network.posterior.mean[: len(group.replicas)]
-        return packing.Fits(like, self.method.bayesian, self.classes, tasks, self.likelihood.heads)
+    def _fits(self, tasks: int) -> packing.Fits:
+        """What the memory is checked against after this many tasks."""
+        return packing.Fits(
+            self.network.posterior.mean, self.method.bayesian, self.classes, tasks, self.likelihood.heads
+        )
 
     def to(self, device: torch.device | str) -> None:
         """Move everything to a device."""
@@ -271,30 +247,17 @@ class Replicas:
             each.film = None if each.film is None else each.film.to(device)
         network.posterior = network.posterior.map(lambda t: t.to(device))
         network.set_statistics(statistics)
-        self.memories = tuple(memories.mapped(memory, lambda t: t.to(device)) for memory in self.memories)
+        self.memory = memories.mapped(self.memory, lambda t: t.to(device))
         self.diverged = self.diverged.to(device)
-
-        def moved(s: Settings) -> Settings:
-            return Settings({k: v.to(device) if isinstance(v, Tensor) else v for k, v in s.items()})
-
-        self.settings = moved(self.settings)
-        self.groups = [replace(group, settings=moved(group.settings)) for group in self.groups]
+        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.settings.items()}
+        self.settings = Settings(moved)
         self._changed()
 
     def _changed(self) -> None:
         """After a change of state, give second networks their new state."""
-        for model in (model for memory in self.memories for model in memories.models(memory)):
+        for model in memories.models(self.memory):
             model.network.posterior = model.posterior
             model.network.set_statistics(model.statistics)
 
     def precise(self) -> AbstractContextManager[None]:
         return matmul_precision(self.precision) if self.network.posterior.mean.is_cuda else nullcontext()
-
-    def _joined(self, parts: Sequence[Gaussian]) -> Gaussian:
-        """Combine the weights of the groups into those of all replicas."""
-        whole = self.network.posterior.map(Tensor.clone)
-        for group, part in zip(self.groups, parts, strict=True):
-            whole.mean[group.replicas] = part.mean
-            if whole.log_std is not None and part.log_std is not None:
-                whole.log_std[group.replicas] = part.log_std
-        return whole

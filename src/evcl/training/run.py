@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
 
-from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import Settings
-from evcl.methods import Fit, Fitted, Learned, Round, TaskData, packing
-from evcl.methods.together import fitted_of, merged, round_of
+from evcl.methods import Fitted, Learned, Round, TaskData, packing
 from evcl.nn.chain import find_chain
 from evcl.training.early import Validation
 from evcl.training.fit import Fitting
@@ -62,44 +60,25 @@ class Run(Predicting):
             self.restore(state)
             raise
 
-    def _drive(self, round_: Round, fitting: Fitting, epochs: int | None) -> list[Learned]:
-        """Run the methods' generators in step: each yields a fit, and receives its result."""
-        alone = len(self.groups) == 1
-        asked = []
-        for group, memory in zip(self.groups, self.memories, strict=True):
-            s = group.settings if epochs is None else Settings({**group.settings, "epochs": epochs})
-            asked.append(group.method.learn(memory, round_ if alone else round_of(round_, group.replicas), s))
-        answers: list[Fitted | None] = [None] * len(asked)
+    def _drive(self, round_: Round, fitting: Fitting, epochs: int | None) -> Learned:
+        """Run the method's generator: it yields fits, and receives their results."""
+        s = self.settings if epochs is None else Settings({**self.settings, "epochs": epochs})
+        asked = self.method.learn(self.memory, round_, s)
+        answer: Fitted | None = None
         for stage in count():
-            fits: list[Fit] = []
-            ended: list[Learned] = []
-            with capturing if self.network.posterior.mean.is_cuda else nullcontext():
-                for one, answer, group in zip(asked, answers, self.groups, strict=True):
-                    try:
-                        with nullcontext() if alone else self.network.only(group.replicas):
-                            fits.append(one.send(answer))  # type: ignore[arg-type]
-                    except StopIteration as end:
-                        ended.append(end.value)
-            if ended and not fits:
-                return ended
-            if ended:
-                names = " and ".join(dict.fromkeys(group.method.name for group in self.groups))
-                raise EvclError(f"{names} cannot share a program: their rounds have different numbers of fits")
-            fitted = fitting(fits[0] if alone else merged(fits, self.groups, round_), stage)
-            answers, first = [], 0
-            for fit, group in zip(fits, self.groups, strict=True):
-                last = first + len(fit.trackers)
-                answers.append(fitted if alone else fitted_of(fitted, fit, group.replicas, fitted.tracked[first:last]))
-                first = last
+            try:
+                with capturing if self.network.posterior.mean.is_cuda else nullcontext():
+                    fit = asked.send(answer)  # type: ignore[arg-type]
+            except StopIteration as end:
+                learned: Learned = end.value
+                return learned
+            answer = fitting(fit, stage)
         raise AssertionError
 
-    def _take(self, learned: Sequence[Learned], tasks: int) -> None:
-        """Make the methods' results the run's state; `tasks` is the number of tasks learned by then."""
-        for one, before, group in zip(learned, self.memories, self.groups, strict=True):
-            packing.check_learned(one.memory, before, self._fits(group, tasks))
-        found = [one.posterior for one in learned]
-        self.network.posterior = found[0] if len(found) == 1 else self._joined(found)
-        self.memories = tuple(one.memory for one in learned)
+    def _take(self, learned: Learned, tasks: int) -> None:
+        """Make the method's result the run's state; `tasks` is the number of tasks learned by then."""
+        packing.check_learned(learned.memory, self.memory, self._fits(tasks))
+        self.network.posterior, self.memory = learned.posterior, learned.memory
         self._changed()
 
     @contextmanager

@@ -19,7 +19,7 @@ class State:
     layouts: tuple[tuple[BayesianNetwork, Layout, int, dict[str, Any]], ...]
     posterior: Gaussian
     statistics: dict[str, Tensor]
-    memories: tuple[Any, ...]
+    memory: Any
     rounds: int
     seen: tuple[int, ...]
     diverged: Tensor
@@ -33,15 +33,7 @@ def tensors_of(state: State) -> dict[str, Tensor]:
     if state.posterior.log_std is not None:
         named["posterior.log_std"] = state.posterior.log_std
     named |= {f"film {i}": film for i, film in enumerate(state.films) if film is not None}
-    for i, memory in enumerate(state.memories):
-        first = prefix(i, len(state.memories))
-        named |= {f"{first}{name}": tensor for name, tensor in packing.tensors(memory).items()}
-    return named
-
-
-def prefix(i: int, groups: int) -> str:
-    """The prefix of the names of one of these groups' memory."""
-    return "memory/" if groups == 1 else f"memory {i}/"
+    return named | {f"memory/{name}": tensor for name, tensor in packing.tensors(state.memory).items()}
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

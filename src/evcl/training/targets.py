@@ -81,7 +81,7 @@ def _rescale(session: Session, task: Given) -> None:
 
 
 def rescale(run: Run, k: int, before: Scale, after: Scale) -> None:
-    """Express head k on another scale of its targets, in the posterior and in the memories: the function it computes,
+    """Express head k on another scale of its targets, in the posterior and in the memory: the function it computes,
     and how sure it is of it, stay the same.
     """
     network, names = run.network, head_names(k)
@@ -99,6 +99,5 @@ def rescale(run: Run, k: int, before: Scale, after: Scale) -> None:
             return task
         return replace(task, y=after.standardised(before.restored(task.y.double())).to(task.y))
 
-    held = rescaled((network.posterior, *run.memories), factor, shift, change)
-    network.posterior, run.memories = held[0], tuple(held[1:])
+    network.posterior, run.memory = rescaled(network.posterior, run.memory, factor, shift, change)
     run._changed()
