@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
+from numpy.typing import ArrayLike
 
 from evcl._core import inputs
 from evcl._core.errors import EvclError
@@ -15,14 +16,28 @@ from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks.benchmark import Benchmark, check_groups
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
 
+T = TypeVar("T")
 HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`
+
+Heads = Literal["separate", "shared"]
+Pair = tuple[ArrayLike, ArrayLike]  # inputs and labels
+Held = float | Pair  # a fraction to hold out, or examples of their own
+
+
+@runtime_checkable
+class DataSet(Protocol):
+    """A torch data set: its items are (x, y), or (x, y, task)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Sequence[ArrayLike]: ...
 
 
 def from_arrays(
-    tasks: Sequence[tuple[Any, Any, Any, Any]],
+    tasks: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
     *,
     names: Sequence[str] | None = None,
-    heads: Literal["separate", "shared"] = "separate",
+    heads: Heads = "separate",
     hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """One task for each (x_train, y_train, x_test, y_test). With `heads="shared"`, all tasks share one head.
@@ -31,12 +46,12 @@ def from_arrays(
     """
     if heads not in ("separate", "shared"):
         raise EvclError(f"heads must be 'separate' or 'shared', not {heads!r}")
-    tasks = _listed(tasks, "(x_train, y_train, x_test, y_test)", 4)
-    names = [str(k) for k in range(len(tasks))] if names is None else [str(name) for name in names]
-    if len(set(names)) != len(tasks):
-        raise EvclError(f"{len(tasks)} tasks need {len(tasks)} different names, not {names}")
+    listed = _listed(tasks, "(x_train, y_train, x_test, y_test)", 4)
+    names = [str(k) for k in range(len(listed))] if names is None else [str(name) for name in names]
+    if len(set(names)) != len(listed):
+        raise EvclError(f"{len(listed)} tasks need {len(listed)} different names, not {names}")
     read = []
-    for name, (x, y, x_test, y_test) in zip(names, tasks, strict=True):
+    for name, (x, y, x_test, y_test) in zip(names, listed, strict=True):
         read.append((_examples(x, y, f"task {name!r}, train"), _examples(x_test, y_test, f"task {name!r}, test")))
     everything = sorted({label for train, _ in read for label in train.labels.unique().tolist()})
     made = []
@@ -50,23 +65,35 @@ def from_arrays(
     return Benchmark("own", made, hidden=hidden)
 
 
-def from_datasets(tasks: Sequence[tuple[Any, Any]], **options: Any) -> Benchmark:
+def from_datasets(
+    tasks: Sequence[tuple[DataSet, DataSet]],
+    *,
+    names: Sequence[str] | None = None,
+    heads: Heads = "separate",
+    hidden: Sequence[int] = HIDDEN,
+) -> Benchmark:
     """One task for each (training, test) pair of torch data sets with items (x, y), or (x, y, task), whose third part
     is not used; options as in `from_arrays`.
     """
     pairs = _listed(tasks, "(training, test)", 2)
-    return from_arrays([(*_stacked(train)[:2], *_stacked(test)[:2]) for train, test in pairs], **options)
+    arrays = [(*_stacked(train)[:2], *_stacked(test)[:2]) for train, test in pairs]
+    return from_arrays(arrays, names=names, heads=heads, hidden=hidden)
 
 
 def from_stream(
-    train: Any, test: Any, *, scenario: str | None = None, names: Sequence[str] | None = None, **options: Any
+    train: DataSet | Sequence[DataSet],
+    test: DataSet | Sequence[DataSet],
+    *,
+    scenario: str | None = None,
+    names: Sequence[str] | None = None,
+    hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """The tasks of a continual learning stream. `train` and `test` each have one data set per task; or they are data
     sets whose items are (x, y, task), the examples of all tasks. If `test` has one task and `train` several, every task
     is tested on it.
 
     `scenario` is `task`, `domain` or `class`, as in `get`. None: `domain` if all tasks have the same classes, otherwise
-    `class`. Other options are those of `from_arrays`, except for `heads`.
+    `class`.
     """
     parts = _by_task(train, "the training stream"), _by_task(test, "the test stream")
     numbers = list(parts[0])
@@ -82,11 +109,11 @@ def from_stream(
     every = [(*pair, *held) for pair, held in zip(parts[0].values(), tests, strict=True)]
     labels = {label for _, y, *_ in every for label in y.unique().tolist()}
     same = all({*y.unique().tolist()} == labels for _, y, *_ in every)
-    found = from_arrays(every, names=names, heads="shared" if same else "separate", **options)
+    found = from_arrays(every, names=names, heads="shared" if same else "separate", hidden=hidden)
     return found.in_scenario(scenario or ("domain" if same else "class"))
 
 
-def _by_task(stream: Any, what: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def _by_task(stream: DataSet | Sequence[DataSet], what: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     """Inputs and labels of each task of a stream, in the order of the tasks' numbers."""
     try:
         first = stream[0]
@@ -99,18 +126,18 @@ def _by_task(stream: Any, what: str) -> dict[int, tuple[torch.Tensor, torch.Tens
         return {k: (x[task == k], y[task == k]) for k in task.unique().tolist()}
     if not isinstance(stream, Iterable) and not hasattr(stream, "__getitem__"):
         raise EvclError(f"{what} must have one data set per task, or be a data set with items (x, y, task)")
-    found = {k: _stacked(data)[:2] for k, data in enumerate(stream)}
+    found = {k: _stacked(data)[:2] for k, data in enumerate(iter(stream))}
     if not found:
         raise EvclError(f"{what} has no tasks")
     return found
 
 
 def split(
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     classes: Sequence[Sequence[int]],
     *,
-    test: float | tuple[Any, Any] = 0.2,
+    test: Held = 0.2,
     hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """One task for each group of classes. `test` is a fraction to hold out, stratified, or a pair (x, y)."""
@@ -118,11 +145,11 @@ def split(
 
 
 def permute(
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     tasks: int = 10,
     *,
-    test: float | tuple[Any, Any] = 0.2,
+    test: Held = 0.2,
     seed: int = 0,
     hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
@@ -137,7 +164,7 @@ def permute(
     return Benchmark("own", permuted_tasks(flat[0], flat[1], tasks, seed), hidden=hidden, seed=seed)
 
 
-def _parts(x: Any, y: Any, test: float | tuple[Any, Any]) -> tuple[Examples, Examples]:
+def _parts(x: ArrayLike, y: ArrayLike, test: Held) -> tuple[Examples, Examples]:
     whole = _examples(x, y, "the data")
     if isinstance(test, (tuple, list)) and len(test) == 2:
         given = _examples(*test, "the test data")
@@ -151,7 +178,7 @@ def _parts(x: Any, y: Any, test: float | tuple[Any, Any]) -> tuple[Examples, Exa
     return whole.select(kept), whole.select(held)
 
 
-def _examples(x: Any, y: Any, what: str) -> Examples:
+def _examples(x: ArrayLike, y: ArrayLike, what: str) -> Examples:
     try:
         tensor = inputs.inputs(x, torch.float32, "cpu")
         labels = inputs.labels(y, len(tensor))
@@ -162,7 +189,7 @@ def _examples(x: Any, y: Any, what: str) -> Examples:
     return Examples(tensor, torch.tensor(labels))
 
 
-def _listed(tasks: Any, what: str, size: int) -> list[Any]:
+def _listed(tasks: Sequence[T], what: str, size: int) -> list[T]:
     """A list of tuples of this size, one per task."""
     found = list(tasks) if isinstance(tasks, Iterable) else []
     if not found:
@@ -173,9 +200,9 @@ def _listed(tasks: Any, what: str, size: int) -> list[Any]:
     return found
 
 
-def _stacked(dataset: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _stacked(dataset: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Inputs, labels and, if all items are (x, y, task), the numbers of the tasks."""
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    if not isinstance(dataset, DataSet):
         raise EvclError(f"a data set needs len() and indexing, but {type(dataset).__name__} does not have both")
     items = [dataset[i] for i in range(len(dataset))]
     if not items:

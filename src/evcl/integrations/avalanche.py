@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from evcl._core.errors import EvclError, extra
 from evcl.benchmarks import Benchmark, Examples, from_stream
+from evcl.benchmarks.own import HIDDEN
 from evcl.integrations.penalty import Penalty
 from evcl.learner import Learner
 
@@ -32,28 +33,37 @@ with extra("avalanche", "evcl.integrations.avalanche needs avalanche-lib"):
     from avalanche.training.plugins.evaluation import default_evaluator
     from avalanche.training.templates import SupervisedTemplate
 
+if TYPE_CHECKING:
+    from avalanche.benchmarks import CLExperience, CLScenario
+    from avalanche.training.plugins import EvaluationPlugin
+
 __all__ = ["LearnerStrategy", "PenaltyPlugin", "from_avalanche", "to_avalanche"]
 
 
 # --- benchmarks ------------------------------------------------------------------------------------------------------
 
 
-def from_avalanche(benchmark: Any, *, scenario: str | None = None, **options: Any) -> Benchmark:
+def from_avalanche(
+    benchmark: CLScenario,
+    *,
+    scenario: str | None = None,
+    names: Sequence[str] | None = None,
+    hidden: Sequence[int] = HIDDEN,
+) -> Benchmark:
     """The train and test streams of an Avalanche benchmark as an evcl benchmark, read into memory.
 
     The tasks are named after the experiences' numbers. `scenario` is `task`, `domain` or `class`. None: `task` if each
     experience has a task label of its own; otherwise `domain` if all experiences have the same classes, else `class`.
-    Other options are those of `evcl.benchmarks.from_arrays`.
     """
     train, test = benchmark.streams["train"], benchmark.streams["test"]
     if scenario is None:
         tasks = [_task_label(experience) for experience in train]
         scenario = "task" if len(tasks) > 1 and len(set(tasks)) == len(tasks) else None
     sets = [[e.dataset.train() for e in train], [e.dataset.eval() for e in test]]
-    return from_stream(*sets, scenario=scenario, **options)
+    return from_stream(*sets, scenario=scenario, names=names, hidden=hidden)
 
 
-def to_avalanche(benchmark: Benchmark) -> Any:
+def to_avalanche(benchmark: Benchmark) -> CLScenario:
     """An evcl benchmark as an Avalanche benchmark with the streams `train` and `test`, and `valid` if it has
     validation data.
 
@@ -90,7 +100,7 @@ class _Rows(Dataset[tuple[Tensor, int]]):
         return self.examples.select(torch.tensor([int(i)])).x[0], self.targets[i]
 
 
-def _task_label(experience: Any) -> int:
+def _task_label(experience: CLExperience) -> int:
     """The task label of an experience; 0 if its benchmark has none."""
     found = sorted(set(getattr(experience, "task_labels", None) or [0]))
     if len(found) > 1:
@@ -117,23 +127,23 @@ class PenaltyPlugin(SupervisedPlugin):
         self.method, self.options = method, options
         self.penalty: Penalty | None = None  # created when training begins, for the strategy's model
 
-    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training(self, strategy: SupervisedTemplate, **kwargs: object) -> None:
         if self.penalty is None:
             model = strategy.model
             several = isinstance(model, MultiTaskModule)
             self.penalty = Penalty(_OneTask(model) if several else model, self.method, **self.options)
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_exp(self, strategy: SupervisedTemplate, **kwargs: object) -> None:
         assert self.penalty is not None
         if isinstance(self.penalty.module, _OneTask):
             self.penalty.module.task = _task_label(strategy.experience)
         self.penalty.begin(strategy.experience.dataset.eval())  # what the task is measured on is not augmented
 
-    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+    def before_backward(self, strategy: SupervisedTemplate, **kwargs: object) -> None:
         assert self.penalty is not None
         strategy.loss += self.penalty()
 
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_exp(self, strategy: SupervisedTemplate, **kwargs: object) -> None:
         assert self.penalty is not None
         self.penalty.end()
 
@@ -171,8 +181,8 @@ class LearnerStrategy(SupervisedTemplate):
         learner: Learner,
         *,
         eval_mb_size: int = 256,
-        plugins: Sequence[Any] | None = None,
-        evaluator: Any = default_evaluator,
+        plugins: Sequence[SupervisedPlugin] | None = None,
+        evaluator: EvaluationPlugin = default_evaluator,
         eval_every: int = -1,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -190,10 +200,10 @@ class LearnerStrategy(SupervisedTemplate):
         self.learner, self.options = learner, dict(options or {})
         self.heads: dict[int, str] = {}  # task label -> the last task with it
 
-    def check_model_and_optimizer(self, **kwargs: Any) -> None:
+    def check_model_and_optimizer(self, **kwargs: object) -> None:
         """There is no optimizer: the learner has its own."""
 
-    def _train_exp(self, experience: Any, eval_streams: Any = None, **kwargs: Any) -> None:
+    def _train_exp(self, experience: CLExperience, eval_streams: object = None, **kwargs: object) -> None:
         label = _task_label(experience)
         name = f"experience {len(self.learner.tasks)}"
         head = self.heads.get(label, "new")

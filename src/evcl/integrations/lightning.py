@@ -11,7 +11,7 @@ from evcl._core.errors import EvclError, extra
 from evcl.integrations.penalty import Penalty
 
 with extra("lightning", "evcl.integrations.lightning needs lightning"):
-    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch import Callback, LightningModule, Trainer
 
 __all__ = ["PenaltyCallback"]
 
@@ -39,7 +39,7 @@ class PenaltyCallback(Callback):
         self.value = torch.zeros(())
         self._state: dict[str, Any] | None = None
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: object, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         module = pl_module.get_submodule(self.network)
@@ -51,7 +51,7 @@ class PenaltyCallback(Callback):
             self.penalty.load_state_dict(self._state)
             self._state = None
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.penalty is not None
         if len(trainer.optimizers) != 1:
             raise EvclError(f"the callback needs one optimizer, but the module has {len(trainer.optimizers)}")
@@ -62,11 +62,11 @@ class PenaltyCallback(Callback):
         loader = trainer.train_dataloader
         self.penalty.begin(getattr(loader, "dataset", loader))
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: object, pl_module: LightningModule, optimizer: object) -> None:
         assert self.penalty is not None
         self.value = self.penalty.add_gradient()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: object, pl_module: LightningModule) -> None:
         assert self.penalty is not None
         self.penalty.end()
 

@@ -134,7 +134,7 @@ class Penalty:
     # --- a task ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def task(self, data: Any, n: int | None = None) -> Iterator[Penalty]:
+    def task(self, data: object, n: int | None = None) -> Iterator[Penalty]:
         """Train the module on this task inside this context: `begin` and, if nothing fails, `end`."""
         self.begin(data, n)
         try:
@@ -144,7 +144,7 @@ class Penalty:
             raise
         self.end()
 
-    def begin(self, data: Any, n: int | None = None) -> None:
+    def begin(self, data: object, n: int | None = None) -> None:
         """Begin a task. `data` are its training examples, in any form that `Learner.learn` takes; a method measures
         them at the end. Of a data set only a random sample is read, as many examples as the method measures. `n` is
         the number of examples, if `data` are not all of them.
@@ -298,7 +298,7 @@ class Penalty:
 
     # --- examples --------------------------------------------------------------------------------------------------
 
-    def _examples(self, data: Any) -> tuple[Tensor, Tensor, int]:
+    def _examples(self, data: object) -> tuple[Tensor, Tensor, int]:
         """Inputs, labels, and how many examples the task has."""
         data, total = self._sample(data)
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))

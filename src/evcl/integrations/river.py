@@ -6,14 +6,14 @@ evaluate.progressive_val_score(datasets.Phishing(), model, metrics.LogLoss())
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from evcl._core.errors import extra
-from evcl.streams import Alarm, Stream
+from evcl.streams import Alarm, Numbers, Stream
 from evcl.streams.rows import RowEncoder, columns_of, dict_piece, kind_of
 
 with extra("river", "evcl.integrations.river needs river"):
@@ -22,7 +22,8 @@ with extra("river", "evcl.integrations.river needs river"):
 
 __all__ = ["StreamClassifier", "StreamRegressor"]
 
-Features = dict[Any, Any]
+L = TypeVar("L")
+Features = dict[Any, Any]  # as River's own: names that can be keys, and values of any kind
 
 
 class _Rows:
@@ -62,7 +63,7 @@ class _Rows:
         return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in rows]
 
     @staticmethod
-    def _labelled(rows: Sequence[Features], labels: Sequence[Any]) -> tuple[list[Features], list[Any]]:
+    def _labelled(rows: Sequence[Features], labels: Sequence[L]) -> tuple[list[Features], list[L]]:
         """The rows that have a label; others are passed over."""
         found = [(row, label) for row, label in zip(rows, labels, strict=True) if not pd.isna(label)]
         return [row for row, _ in found], [label for _, label in found]
@@ -79,13 +80,13 @@ class StreamClassifier(_Rows, base.MiniBatchClassifier):
 
     def __init__(self, seed: int = 0, false_alarms: float = 1e-4, method: str = "ekf") -> None:
         super().__init__(seed, false_alarms, method)
-        self._labels: dict[Any, int] = {}
+        self._labels: dict[Hashable, int] = {}
 
     @property
     def _multiclass(self) -> bool:
         return True
 
-    def learn_one(self, x: Features, y: Any) -> None:
+    def learn_one(self, x: Features, y: Hashable) -> None:
         """Learn one row. Without a label (None or NaN), it is passed over."""
         self._learn([x], [y])
 
@@ -93,7 +94,7 @@ class StreamClassifier(_Rows, base.MiniBatchClassifier):
         """Learn the rows of a frame that have a label."""
         self._learn(self._rows(X), y.tolist())
 
-    def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Any, float]:
+    def predict_proba_one(self, x: Features, **kwargs: object) -> dict[Hashable, float]:
         """The probability of each label known so far; empty before the first row."""
         if not self._labels:
             return {}
@@ -107,11 +108,11 @@ class StreamClassifier(_Rows, base.MiniBatchClassifier):
         p = self._stream.predict_proba(self._inputs(self._rows(X), learn=False))
         return pd.DataFrame(p.numpy(), index=X.index, columns=self._known())
 
-    def _known(self) -> list[Any]:
+    def _known(self) -> list[Hashable]:
         labels = list(self._labels)
         return [labels[int(place)] for place in self._stream.classes]
 
-    def _learn(self, rows: Sequence[Features], labels: Sequence[Any]) -> None:
+    def _learn(self, rows: Sequence[Features], labels: Sequence[Hashable]) -> None:
         rows, labels = self._labelled(rows, labels)
         for label in labels:
             self._labels.setdefault(label, len(self._labels))
@@ -152,10 +153,10 @@ class StreamRegressor(_Rows, base.MiniBatchRegressor):
         values = self._predicted(self._rows(X)).mean.numpy() if known else np.zeros(len(X))
         return pd.Series(values, index=X.index, name="prediction")
 
-    def _predicted(self, rows: Sequence[Features]) -> Any:
+    def _predicted(self, rows: Sequence[Features]) -> Numbers:
         return self._stream.predictions(self._inputs(rows, learn=False))
 
-    def _learn(self, rows: Sequence[Features], targets: Sequence[Any]) -> None:
+    def _learn(self, rows: Sequence[Features], targets: Sequence[float]) -> None:
         rows, targets = self._labelled(rows, targets)
         if rows:
             self._stream.learn(self._inputs(rows, learn=True), np.array(targets, dtype=np.float64))

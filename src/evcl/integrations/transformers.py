@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
 from evcl._core.errors import EvclError, extra
 from evcl.integrations.penalty import Penalty
 
 with extra("transformers", "evcl.integrations.transformers needs transformers"):
-    from transformers import TrainerCallback
+    from transformers import TrainerCallback, TrainingArguments
 
 __all__ = ["PenaltyCallback"]
 
@@ -36,24 +38,35 @@ class PenaltyCallback(TrainerCallback):
         self.penalty: Penalty | None = None  # created with the first trainer, for its model
         self.value = torch.zeros(())
 
-    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_init_end(
+        self, args: TrainingArguments, state: object, control: object, model: nn.Module | None = None, **kwargs: object
+    ) -> None:
+        assert model is not None
         if self.penalty is None:
             self.penalty = Penalty(model, self.method, **self.options)
         elif self.penalty.module is not model:
             raise EvclError("the callback belongs to another model: give each model a callback of its own")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: object,
+        control: object,
+        train_dataloader: DataLoader[object] | None = None,
+        **kwargs: object,
+    ) -> None:
         if self.penalty is None:
             raise EvclError("pass the callback to the Trainer, callbacks=[...]: it was added too late")
         if args.weight_decay and self.penalty.method.bayesian:
             raise EvclError("weight decay would make the standard deviations grow: use weight_decay=0")
         self.penalty.cancel()  # of a training that failed
+        assert train_dataloader is not None
         self.penalty.begin(train_dataloader.dataset)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: object, control: object, **kwargs: object) -> None:
         assert self.penalty is not None
         self.value = self.penalty.add_gradient()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: object, control: object, **kwargs: object) -> None:
         assert self.penalty is not None
         self.penalty.end()
