@@ -368,6 +368,9 @@ def test_replay_without_classes_keeps_equally_many_rows_of_each_task():
     for _ in range(2):
         learner.learn(torch.ones(30, 3), epochs=1)
     assert [task.y.shape[1] for task in learner._run.kept_examples()] == [5, 5]
+    wanted = float(learner.log_likelihood(torch.ones(1, 3)))
+    assert learner.evaluate() == {"0": pytest.approx(wanted), "1": pytest.approx(wanted)}  # the mean log-likelihood
+    assert learner.card()["tasks"][0]["now"] == pytest.approx(wanted)
 
 
 REFUSALS = (

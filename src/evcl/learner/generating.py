@@ -22,8 +22,13 @@ def log_likelihood(predictor: Predictor, data: Any, task: str | int | None, draw
     """[N]: see `Predictor.log_likelihood`."""
     if task is None and predictor._tasks and not predictor._run.predicts_by_task:
         task = 0  # all tasks have the same network
+    _task(predictor, task)
+    return of_rows(predictor, *predictor._examples(data, "log_likelihood"), task, draws)
+
+
+def of_rows(predictor: Predictor, x: Tensor, y: Any, task: str | int | None, draws: int | None = None) -> Tensor:
+    """`log_likelihood` of checked inputs, and of targets if there are any."""
     number = _task(predictor, task)
-    x, y = predictor._examples(data, "log_likelihood")
     head = predictor._session.groups[predictor._head(task)][0].number
     given = TaskData(x.unsqueeze(0), (y if isinstance(y, Tensor) else x).unsqueeze(0), head, None, number)
     count = None if draws is None else int(DRAWS.check("draws", draws))

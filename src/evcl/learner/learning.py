@@ -14,23 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from evcl import metrics
 from evcl._core.bounds import LONGEST_TASK, MOST_HEADS
 from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError, ForgettingWarning
 from evcl._core.forms import widened
-from evcl._core.inputs import Label, positions, warn_of_scale
+from evcl._core.inputs import Label, warn_of_scale
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting
 from evcl._core.tasks import Task
 from evcl.callbacks import Callback
-from evcl.learner import card, held_out, numbers, resumable
+from evcl.learner import card, held_out, resumable, values
 from evcl.learner.held_out import HeldOut
-from evcl.learner.predictor import normalised_entropy
 from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
 from evcl.learner.weights import check_order, weighted, with_weights
-from evcl.targets import CATEGORICAL, Bernoulli, Energy
+from evcl.targets import CATEGORICAL, Energy
 from evcl.targets.scale import far_outside, limited
 from evcl.training import Given, History, TaskData, Validation
 
@@ -229,7 +227,7 @@ class Learning:
         """
         learner = self.learner
         found: dict[str, Tensor] = {}
-        if self.run.likelihood is CATEGORICAL or isinstance(self.run.likelihood, (Bernoulli, Energy)):
+        if not self.run.likelihood.beside:
             return {}
         for task in given:
             assert isinstance(task.y, Tensor)
@@ -237,7 +235,7 @@ class Learning:
             if known is None and not learner._trial and len(given) == 1:
                 found |= self._trials(task)
             elif known is not None and task.y.shape[2] == len(known):
-                found[task.head] = numbers.new_errors(learner, task.x[0], task.y[0], _weights(task), task.head)
+                found[task.head] = values.new_errors(learner, task.x[0], task.y[0], _weights(task), task.head)
         return found
 
     def _trials(self, task: Given) -> dict[str, Tensor]:
@@ -257,7 +255,7 @@ class Learning:
                 Learning(other, Options(self.options.epochs, ())).learn([part])
             rows, counted = fold.to(task.x.device), _weights(task)
             counted = None if counted is None else counted[fold]
-            errors.append(numbers.new_errors(other, task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
+            errors.append(values.new_errors(other, task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
         return {task.head: torch.cat(errors)}
 
     def _fit(
@@ -279,22 +277,10 @@ class Learning:
         learner._shape = tuple(given[-1].x.shape[2:])
         mean = self.run.network.posterior.mean
         found = [card.record(task, epochs, mean) for task in given]
-        if data is not None and self.run.likelihood is not CATEGORICAL:
-            wanted = self.session.scales[given[0].head].restored(data.y[0].double())
-            measured = numbers.measures(learner, data.x[0], wanted, given[0].name)
-            found[0]["examples"] -= len(wanted) if part else 0
-            found[0]["validation"] = {"examples": len(wanted), **measured._asdict()}
-        elif data is not None:
-            task, classes = given[0], self.session.group_of(given[0], data)
-            y = positions([classes[i] for i in data.y[0].tolist()], self.session.heads[task.head]).numpy()
-            p = learner._probabilities(data.x[0], task.name).cpu().double().numpy()
-            found[0]["examples"] -= len(y) if part else 0  # these were not trained on
-            found[0]["validation"] = {
-                "examples": len(y),
-                "accuracy": float((p.argmax(1) == y).mean()),
-                "nll": metrics.nll(p, y),
-                "ece": metrics.expected_calibration_error(p, y),
-            }
+        if data is not None:
+            x, y = self.session.rows([data])
+            found[0]["examples"] -= len(x) if part else 0  # these were not trained on
+            found[0]["validation"] = {"examples": len(x), **learner._measured(x, y, given[0].name)._asdict()}
         learner._records = [*learner._records, *found]
 
     # --- the data of a round ---------------------------------------------------------------------------------------
@@ -332,15 +318,8 @@ class Learning:
 
     def _doubt(self, predicted: Tensor, head: int) -> Tensor:
         """[n]: how unsure these predictions are, from 0 to 1."""
-        if self.run.likelihood is CATEGORICAL:
-            return normalised_entropy(predicted)
-        if isinstance(self.run.likelihood, Bernoulli):
-            p = predicted.chunk(2, 1)[0]
-            entropy: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
-            return entropy.mean(1) / math.log(2)
-        name = next(name for name, groups in self.session.groups.items() if groups[0].number == head)
-        found = numbers.moments(self.learner, predicted, self.session.scales[name])
-        return found.doubt.to(predicted)
+        name = next(name for name, groups in self.session.groups.items() if head in {one.number for one in groups})
+        return self.run.likelihood.doubt(predicted, self.session.scales.get(name), values.draws(self.learner))
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
@@ -358,7 +337,7 @@ class Learning:
         these rows have none: tokens, whose numbers are only names, and inputs whose shape differs from earlier ones.
         """
         found, network = self.session.density, self.run.network
-        if (found is None and self.session.tasks) or isinstance(self.run.likelihood, Energy):
+        if (found is None and self.session.tasks) or not self.run.likelihood.heads:
             return None
         weights = sum(math.prod(network.layout.shapes[name]) for name in network.trunk_names)
         named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self.learner._plain.modules())

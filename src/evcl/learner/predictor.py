@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any
@@ -11,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evcl import metrics
 from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
 from evcl._core.tasks import Examples, Task
-from evcl.learner import generating, numbers
+from evcl.learner import generating, values
 from evcl.learner.reading import INFER, Reader, in_form, like
-from evcl.targets import CATEGORICAL, Bernoulli, Energy
-from evcl.targets.answers import Measures, Predictions
-from evcl.training import Run, Session
+from evcl.targets import CATEGORICAL
+from evcl.targets.answers import Predictions
+from evcl.targets.classes import normalised_entropy
+from evcl.training import Run, Session, TaskData
 
 
 class Predictor:
@@ -103,23 +102,19 @@ class Predictor:
         `predictions`).
         """
         self._check_labelled()
-        if isinstance(self._run.likelihood, Bernoulli):
-            return self.predictions(x, task).probabilities
-        if self._run.likelihood is not CATEGORICAL:
+        if task != INFER and self._run.likelihood.softmax:
+            return in_form(x, self._probabilities(self._inputs(x), task))
+        if self._run.likelihood.beside:
             raise EvclError("numbers have no class probabilities: use predict, or predictions for their uncertainty")
-        if task == INFER:
-            return self.predictions(x, task).probabilities
-        return in_form(x, self._probabilities(self._inputs(x), task))
+        return self.predictions(x, task).probabilities
 
     def predict(self, x: Any, task: str | int | None = None) -> Any:
         """The most probable label of each input, [N], in the form in which labels were given to `learn`.
 
         Of targets other than classes, the expected numbers or counts, or labels 0 and 1; [N, D] if there are several.
         """
-        if self._run.likelihood is not CATEGORICAL:
+        if task == INFER or not self._run.likelihood.softmax:
             return self.predictions(x, task)[0]
-        if task == INFER:
-            return self.predictions(x, task).labels
         return self._labels(x, self._probabilities(self._inputs(x), task), self.classes(task))
 
     def predictions(self, x: Any, task: str | int | None = None) -> Any:
@@ -132,8 +127,8 @@ class Predictor:
         """
         self._check_idle()
         self._check_labelled()
-        if self._run.likelihood is not CATEGORICAL:
-            return numbers.predictions(self, x, task)
+        if not self._run.likelihood.softmax:
+            return values.predictions(self, x, task)
         checked, classes = self._inputs(x), self.classes(task)
         self._check_idle()
         asked = self._asked(task)
@@ -154,11 +149,16 @@ class Predictor:
         names = self.tasks if by_task else [first[head] for head in heads]
         tasks = np.array(names)[best.cpu().numpy()]
         p, entropy, aleatoric = (in_form(x, tensor) for tensor in chosen[:3])
-        seen, unfamiliar = self._session.density, None
-        if seen is not None and len(seen.mean) == checked[0].numel():
-            unfamiliar = in_form(x, seen.unfamiliar(checked, chosen[3]))
+        unfamiliar = self._unfamiliar(x, checked, chosen[3])
         found = self._labels(x, chosen[0], classes)
         return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
+
+    def _unfamiliar(self, x: Any, checked: Tensor, doubt: Tensor) -> Any:
+        """How far inputs lie from everything learned from, in the form of x; None if unknown."""
+        seen = self._session.density
+        if seen is None or len(seen.mean) != checked[0].numel():
+            return None
+        return in_form(x, seen.unfamiliar(checked, doubt.to(checked)))
 
     # --- without labels --------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Predictor:
         return generating.sample(self, task, n, self._shape)
 
     def _check_labelled(self) -> None:
-        if isinstance(self._run.likelihood, Energy):
+        if not self._run.likelihood.heads:
             raise EvclError(
                 f"with likelihood={self._run.likelihood.name!r} there are no labels to predict: use log_likelihood, "
                 "sample or mean_network"
@@ -206,24 +206,21 @@ class Predictor:
             if task.name not in self._tasks:
                 learned = ", ".join(self.tasks) or "none"
                 raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
-        if isinstance(self._run.likelihood, Energy):
+        if not self._run.likelihood.heads:
             return {task.name: float(self.log_likelihood(task.test.x, task.name).mean()) for task in tasks}
         return {task.name: self.measure(task)[0] for task in tasks}
 
     def evaluate_kept(self, least: int = 1) -> dict[str, float]:
         """The accuracy on the rows that are kept of each task, if there are at least `least`; empty if none are."""
-        right: dict[str, list[Tensor]] = {}
-        if self._run.likelihood is not CATEGORICAL:
-            return numbers.of_kept(self, least)
-        places = {group.number: group.classes for groups in self._session.groups.values() for group in groups}
+        parts: dict[str, list[TaskData]] = {}
         for kept in self._run.kept_examples():
-            name = self.tasks[kept.task]
-            if kept.y.numel():
-                columns = positions([places[kept.head][i] for i in kept.y[0].tolist()], self._heads[self._tasks[name]])
-                p = self._probabilities(kept.x[0], name)
-                right.setdefault(name, []).append(p.argmax(1).cpu() == columns)
-        every = {name: torch.cat(right[name]).double() for name in self.tasks if name in right}
-        return {name: float(hits.mean()) for name, hits in every.items() if len(hits) >= least}
+            parts.setdefault(self.tasks[kept.task], []).append(kept)
+        found = {}
+        for name in self.tasks:
+            x, y = self._session.rows(parts.get(name, []))
+            if len(x) >= max(1, least):
+                found[name] = self._measured(x, y, name)[0]
+        return found
 
     def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Any:
         """`Measures`: accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a
@@ -238,15 +235,19 @@ class Predictor:
             data = data.test
         with self._reader.reading(label):
             x, y = self._examples(data, "measure")
-        if self._run.likelihood is not CATEGORICAL:
-            return numbers.measures(self, x, y, task)
-        p = self._probabilities(x, task)
-        classes = self.classes(task)
-        columns = positions(y, classes, unknown=len(classes)).numpy()
-        known = np.concatenate([p.cpu().double().numpy(), np.zeros((len(p), 1))], 1)
-        right = known.argmax(1) == columns
-        ece = metrics.expected_calibration_error(known, columns)
-        return Measures(float(right.mean()), metrics.nll(known, columns), ece)
+        return self._measured(x, y, task)
+
+    def _measured(self, x: Tensor, y: Any, task: str | int | None) -> Any:
+        """`measure`, for checked inputs and targets."""
+        likelihood = self._run.likelihood
+        if not likelihood.heads:
+            return (float(generating.of_rows(self, x, y, task).mean()),)
+        if likelihood.softmax:
+            classes = self.classes(task)
+            return CATEGORICAL.measure(self._probabilities(x, task), positions(y, classes, unknown=len(classes)))
+        if y.shape[1] != (wanted := len(self._heads[self._head(task)])):
+            raise EvclError(f"its head has {wanted} targets per example, but these have {y.shape[1]}")
+        return values.widened(self, x, task).measure(y)
 
     def _probabilities(self, x: Tensor, task: str | int | None) -> Tensor:
         self._check_idle()
@@ -367,12 +368,6 @@ class Predictor:
             both = [*((f"input {i}", t) for i, t in enumerate(args)), *((repr(name), t) for name, t in named.items())]
             shapes = ", ".join(f"{name} [{', '.join(map(str, (len(x), *t.shape[1:])))}]" for name, t in both)
         return EvclError(f"the network does not take {shapes}: {str(error).splitlines()[0]}")
-
-
-def normalised_entropy(p: Tensor) -> Tensor:
-    """[N]: the entropy of these probabilities [N, classes] as a fraction of its maximum, log(classes)."""
-    entropy: Tensor = torch.special.entr(p).sum(1)
-    return entropy / math.log(max(2, p.shape[1]))
 
 
 def _index(like: Tensor, values: list[int]) -> Tensor:

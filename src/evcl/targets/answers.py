@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl.targets.negative_binomial import count_interval
@@ -95,3 +97,35 @@ class NumberMeasures(NamedTuple):
     rmse: float
     nll: float
     coverage: float
+
+
+class Outcome(Protocol):
+    """What is predicted for N examples, averaged over draws of the weights."""
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """[N, D] each: the first fields of the answer."""
+        ...
+
+    @property
+    def doubt(self) -> Tensor:
+        """[N], from 0 to 1: how unsure the prediction is."""
+        ...
+
+    def widened(self, rows: Tensor, edge: Outcome, far: Tensor, spread: Tensor) -> Outcome:
+        """With more epistemic variance for rows that lie this `far` [n, 1] beyond the data, at whose edge the
+        prediction is `edge`. The targets have the deviation `spread`.
+        """
+        ...
+
+    def errors(self, y: Tensor) -> Tensor:
+        """[N, D]: the squared errors, without the part that uncertain weights explain."""
+        ...
+
+    def answer(self, fields: list[Any]) -> Predictions | Numbers:
+        """What the user gets: `parts` in the user's form, tasks, and how unfamiliar the inputs are."""
+        ...
+
+    def measure(self, y: Tensor) -> Measures | NumberMeasures:
+        """How good the prediction is for targets y [N, D]."""
+        ...

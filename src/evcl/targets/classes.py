@@ -6,16 +6,21 @@ perceptrons.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl import metrics
 from evcl._core.inputs import Label, labels
 from evcl.nn.slots import foreign
+from evcl.targets.answers import Measures
 from evcl.targets.likelihood import Estimate, Likelihood
+from evcl.targets.scale import Scale
 
 
 class Categorical(Likelihood):
@@ -26,6 +31,21 @@ class Categorical(Likelihood):
 
     def read(self, x: Tensor, y: Any, verb: str) -> list[Label]:
         return labels(y, len(x))
+
+    def given(self, y: Tensor, classes: Sequence[Label], scale: Scale | None) -> list[Label]:
+        return [classes[i] for i in y.tolist()]
+
+    def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
+        return normalised_entropy(averaged)
+
+    def measure(self, averaged: Tensor, places: Tensor) -> Measures:
+        """How good these probabilities [N, classes] are for labels at these places [N]; those of unknown labels are
+        beyond the last.
+        """
+        known = np.concatenate([averaged.cpu().double().numpy(), np.zeros((len(averaged), 1))], 1)
+        right = known.argmax(1) == places.numpy()
+        ece = metrics.expected_calibration_error(known, places)
+        return Measures(float(right.mean()), metrics.nll(known, places), ece)
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         """[M]: the cross-entropy over the classes of each example's head."""
@@ -61,6 +81,12 @@ class Categorical(Likelihood):
 
 CATEGORICAL = Categorical()
 """The likelihood that learners use."""
+
+
+def normalised_entropy(p: Tensor) -> Tensor:
+    """[N]: the entropy of these probabilities [N, classes] as a fraction of its maximum, log(classes)."""
+    entropy: Tensor = torch.special.entr(p).sum(1)
+    return entropy / math.log(max(2, p.shape[1]))
 
 
 def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:

@@ -6,17 +6,39 @@ With o, a network whose outputs are near 0 predicts the usual count, whether tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evcl._core.devices import double
 from evcl.nn import BayesianNetwork
+from evcl.targets.answers import NumberMeasures, Numbers
 from evcl.targets.likelihood import OF_NUMBERS, Estimate, known, own_columns, weighted
+from evcl.targets.negative_binomial import count_interval, count_nll
 from evcl.targets.scale import Scale
-from evcl.targets.values import Values
+from evcl.targets.values import Moments, Values, unbiased
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
+
+
+class CountMoments(Moments):
+    """Mean and variances of predicted counts."""
+
+    def errors(self, y: Tensor) -> Tensor:
+        """As multiples of the rate."""
+        return super().errors(y) / self.mean.clamp_min(1e-6)
+
+    def answer(self, fields: list[Any]) -> Numbers:
+        return Numbers._make([*fields, True])
+
+    def measure(self, y: Tensor) -> NumberMeasures:
+        y = y.to(self.mean)
+        rmse = float((y - self.mean).square().mean().sqrt())
+        mean, std, true = (t.cpu().numpy() for t in (self.mean, self.variance.clamp_min(1e-300).sqrt(), y))
+        low, high = count_interval(mean, std, 0.95)
+        inside = (true >= low) & (true <= high)
+        return NumberMeasures(rmse, float(count_nll(mean, std, true).sum(1).mean()), float(inside.mean()))
 
 
 class Poisson(Values):
@@ -45,6 +67,16 @@ class Poisson(Values):
         """[M, 2 D]: the rate and its square. Averaged over draws of the weights, they give mean and variance."""
         rate = double(_log_rate(outputs)).exp()
         return torch.cat([rate, rate.square()], -1)
+
+    def outcome(self, averaged: Tensor, scale: Scale, draws: int) -> CountMoments:
+        """Errors are multiples of the rate."""
+        rate, square = averaged.double().chunk(2, 1)
+        spread = scale.noise(torch.ones_like(rate)).clamp_min(1.0)
+        return CountMoments(rate, spread * rate, unbiased(draws) * (square - rate.square()).clamp_min(0))
+
+    def spread(self, network: BayesianNetwork, k: int, scale: Scale) -> Tensor:
+        """Their mean."""
+        return network.number_head(k).beside[0].double().exp()
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The NLL at the mean rate, and whether the rounded rate is the count."""

@@ -2,14 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl import metrics
+from evcl.targets.answers import Measures, Outcome, Predictions
 from evcl.targets.likelihood import Estimate, draw, known, own_columns, weighted
+from evcl.targets.scale import Scale
 from evcl.targets.values import Values
+
+
+class Chances(NamedTuple):
+    """The probabilities of labels [N, D], and the mean entropy of single draws of the weights."""
+
+    p: Tensor
+    within: Tensor
+
+    @property
+    def entropy(self) -> Tensor:
+        found: Tensor = torch.special.entr(self.p) + torch.special.entr(1 - self.p)
+        return found
+
+    @property
+    def parts(self) -> list[Tensor]:
+        entropy = self.entropy
+        aleatoric = torch.minimum(self.within, entropy)
+        return [(self.p > 0.5).long(), self.p, entropy, aleatoric, entropy - aleatoric]
+
+    @property
+    def doubt(self) -> Tensor:
+        return self.entropy.mean(1) / math.log(2)
+
+    def widened(self, rows: Tensor, edge: Outcome, far: Tensor, spread: Tensor) -> Chances:
+        return self
+
+    def errors(self, y: Tensor) -> Tensor:
+        return (y - self.p).square()
+
+    def answer(self, fields: list[Any]) -> Predictions:
+        return Predictions(*fields)
+
+    def measure(self, y: Tensor) -> Measures:
+        """Accuracy over all labels, mean NLL of an example, and expected calibration error."""
+        p, true = self.p.double().cpu().numpy(), y.cpu().numpy()
+        both, right = np.stack([1 - p.ravel(), p.ravel()], 1), true.ravel().astype(int)
+        accuracy = float(((p > 0.5) == (true > 0.5)).mean())
+        nll = metrics.nll(both, right) * p.shape[1]
+        return Measures(accuracy, nll, metrics.expected_calibration_error(both, right))
 
 
 class Bernoulli(Values):
@@ -29,6 +74,9 @@ class Bernoulli(Values):
         """[M, 2 D]: the probability of each label, and the entropy of that prediction, in nats."""
         p = outputs.sigmoid()
         return torch.cat([p, torch.special.entr(p) + torch.special.entr(1 - p)], -1)
+
+    def outcome(self, averaged: Tensor, scale: Scale, draws: int) -> Chances:
+        return Chances(*averaged.chunk(2, 1))
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The NLL, and the fraction of the labels that are right."""

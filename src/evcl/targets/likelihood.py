@@ -11,6 +11,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
 from evcl.nn import BayesianNetwork
+from evcl.targets.answers import Outcome
 from evcl.targets.scale import Scale
 
 NO_DENSITY = (
@@ -105,6 +106,20 @@ class Likelihood(Stateless):
         """[M, ...]: the prediction from one draw of the weights; final predictions average this over draws."""
         raise NotImplementedError
 
+    def outcome(self, averaged: Tensor, scale: Scale, draws: int) -> Outcome:
+        """What is predicted [N, ...], averaged over this many draws, means. `scale` is the head's."""
+        raise NotImplementedError
+
+    def spread(self, network: BayesianNetwork, k: int, scale: Scale) -> Tensor | None:
+        """[D]: how much the targets of head k vary; None: beyond the range of the training rows, a prediction is as
+        sure as the network is.
+        """
+        return None
+
+    def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
+        """[N]: how unsure predictions [N, ...] are that were averaged over this many draws, from 0 to 1."""
+        raise NotImplementedError
+
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N, ...]."""
         raise NotImplementedError
@@ -114,6 +129,10 @@ class Likelihood(Stateless):
     def read(self, x: Tensor, y: Any, verb: str) -> Tensor | list[Label]:
         """The targets of inputs x [N, ...], checked: labels, or a tensor [N, ...]. `verb`: what the user called."""
         raise NotImplementedError
+
+    def given(self, y: Tensor, classes: Sequence[Label], scale: Scale | None) -> Tensor | list[Label]:
+        """Targets [N, ...] of a head as the user gave them."""
+        return y
 
     def place(self, network: BayesianNetwork, k: int, before: Scale, y: Tensor, w: Tensor) -> Scale:
         """Prepare head k for targets y [N, D] of these weights w [N, 1]; returns the scale on which it learns them, of

@@ -23,7 +23,7 @@ from evcl._core.devices import double
 from evcl.nn import BayesianNetwork
 from evcl.targets.likelihood import OF_NUMBERS, Estimate, draw, known, own_columns, weighted
 from evcl.targets.scale import Scale
-from evcl.targets.values import Values
+from evcl.targets.values import Moments, Values, unbiased
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
@@ -53,6 +53,15 @@ class Gaussian(Values):
         """[M, 3 D]: f, f^2 and v. Averaged over draws of the weights, they give mean and variance."""
         f, log_v = double(outputs).chunk(2, -1)
         return torch.cat([f, f.square(), log_v.exp()], -1)
+
+    def outcome(self, averaged: Tensor, scale: Scale, draws: int) -> Moments:
+        mean, square, noise = averaged.double().chunk(3, 1)
+        units = scale.std.to(averaged.device).square()
+        epistemic = units * unbiased(draws) * (square - mean.square()).clamp_min(0)
+        return Moments(scale.restored(mean), scale.noise(units * noise), epistemic)
+
+    def spread(self, network: BayesianNetwork, k: int, scale: Scale) -> Tensor:
+        return scale.std
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The NLL of a Gaussian with the mean and variance of the prediction, and whether y is in its 95% interval."""

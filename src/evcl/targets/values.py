@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.inputs import Label
+from evcl.targets.answers import NumberMeasures, Numbers, Outcome
 from evcl.targets.likelihood import Likelihood
+from evcl.targets.scale import Scale
 
 LARGEST = 1e30  # of a target; its square must be finite in float64
+
+
+class Moments(NamedTuple):
+    """Mean and variances [N, D] of predictions, in float64, in the units of the targets."""
+
+    mean: Tensor
+    noise: Tensor
+    epistemic: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        return self.noise + self.epistemic
+
+    @property
+    def parts(self) -> list[Tensor]:
+        return [self.mean, *(one.sqrt() for one in (self.variance, self.noise, self.epistemic))]
+
+    @property
+    def doubt(self) -> Tensor:
+        """The share of the variance that is due to uncertain weights."""
+        return (self.epistemic / self.variance.clamp_min(1e-300)).mean(1)
+
+    def widened(self, rows: Tensor, edge: Outcome, far: Tensor, spread: Tensor) -> Moments:
+        change = self.mean[rows] - edge.parts[0]
+        more = change.square() + (far.to(change) * spread.to(change)).square()
+        return self._replace(epistemic=self.epistemic.index_add(0, rows, more))
+
+    def errors(self, y: Tensor) -> Tensor:
+        return (y - self.mean).square() - self.epistemic
+
+    def answer(self, fields: list[Any]) -> Numbers:
+        return Numbers(*fields)
+
+    def measure(self, y: Tensor) -> NumberMeasures:
+        y = y.to(self.mean)
+        error, variance = (y - self.mean).square(), self.variance.clamp_min(1e-300)
+        nll = 0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(1).mean()
+        inside = (error <= NormalDist().inv_cdf(0.975) ** 2 * variance).double().mean()
+        return NumberMeasures(float(error.mean().sqrt()), float(nll), float(inside))
 
 
 class Values(Likelihood):
@@ -26,6 +71,14 @@ class Values(Likelihood):
     def wrong(self, y: Tensor) -> Tensor:
         """[N, D]: which of these numbers cannot be targets."""
         return torch.zeros_like(y, dtype=torch.bool)
+
+    def given(self, y: Tensor, classes: Sequence[Label], scale: Scale | None) -> Tensor:
+        assert scale is not None
+        return scale.restored(y.double())
+
+    def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
+        assert scale is not None
+        return self.outcome(averaged, scale, draws).doubt.to(averaged)
 
     def read(self, x: Tensor, y: Any, verb: str) -> Tensor:
         """[N, D] in float64; one target may also be [N]."""
@@ -52,3 +105,8 @@ class Values(Likelihood):
             value = float(found[row][bad[row]][0])
             raise EvclError(f"{must}, but row {row} has {value:g}")
         return found
+
+
+def unbiased(draws: int) -> float:
+    """The factor of a variance between this many draws: their mean is as near to them as any number can be."""
+    return draws / max(1, draws - 1)

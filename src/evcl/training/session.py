@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -258,6 +258,16 @@ class Session:
         y = torch.stack([positions(row, self.heads[task.head]) for row in task.y])
         weights = None if task.weights is None else task.weights.to(mean)
         return TaskData(task.x.to(mean), y.to(mean.device), self.groups[task.head][0].number, weights, number)
+
+    def rows(self, parts: Sequence[TaskData]) -> tuple[Tensor, Any]:
+        """The inputs [N, ...] of parts of one task, and their targets as the user gave them."""
+        groups = {group.number: (name, group.classes) for name, some in self.groups.items() for group in some}
+        found: list[Any] = []
+        for part in parts:
+            name, classes = groups[part.head]
+            found.append(self.run.likelihood.given(part.y[0], classes, self.scales.get(name)))
+        x = torch.cat([part.x[0] for part in parts]) if parts else torch.empty(0)
+        return x, torch.cat(found) if found and isinstance(found[0], Tensor) else [y for some in found for y in some]
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
