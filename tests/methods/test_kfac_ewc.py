@@ -11,10 +11,12 @@ import evcl
 from evcl._core.settings import Settings, resolve
 from evcl.curvature import Sample, blocks, kfac
 from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients, collapse
-from evcl.methods.kronecker import Factored, Memory, merged, penalty
+from evcl.methods.elastic_memory import Memory
+from evcl.methods.kronecker import Factored, penalty
 from evcl.methods.terms import Elastic, add_gradients
 from evcl.nn import Gaussian, bayesianize, head
 from evcl.nn.independence import check_examples_independent
+from evcl.posterior.kronecker import merged
 from evcl.targets import CATEGORICAL
 from evcl.training import Run
 

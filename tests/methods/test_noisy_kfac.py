@@ -12,11 +12,11 @@ from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.settings import resolve
-from evcl.curvature import Block, Sample, fisher
+from evcl.curvature import Sample, fisher
 from evcl.methods import METHODS
-from evcl.methods.matrix_normal import LayerPosterior, damped
-from evcl.methods.noisy_kfac import Memory, NoisyKfacRule
+from evcl.methods.noisy_kfac import LayerPosterior, Memory, NoisyKfacRule, damped
 from evcl.nn import Layout
+from evcl.posterior.kronecker import Block
 from evcl.training import Run
 
 BETA, PRIOR = 0.3, 0.25  # the variance of the first prior is that of `run_of`
@@ -135,7 +135,7 @@ def test_draws_have_the_covariance_of_the_matrix_normal(table, generator):
     """200,000 draws, each a replica; every entry is within five standard errors."""
     count = 200_000
     one, layout, covariance = posterior_of(table, generator, count)
-    draws = one.drawn(torch.randn(count, layout.size, generator=generator, dtype=F64)).flatten(1)
+    draws = one.root.drawn(one.of(torch.randn(count, layout.size, generator=generator, dtype=F64))).flatten(1)
     variances = covariance.diagonal()
     error = ((variances * variances.unsqueeze(1) + covariance.square()) / count).sqrt()
     assert float(((draws.mT @ draws / count - covariance) / error).abs().max()) < 5
@@ -146,10 +146,10 @@ def test_draws_have_the_covariance_of_the_matrix_normal(table, generator):
 @pytest.mark.parametrize("table", [False, True])
 def test_marginals_and_solutions_are_those_of_the_whole_matrix(table, generator):
     one, layout, covariance = posterior_of(table, generator, 2)
-    torch.testing.assert_close(one.marginals()[1].flatten(), covariance.diagonal())
+    torch.testing.assert_close(one.root.marginals()[1].flatten(), covariance.diagonal())
     flat = torch.randn(2, layout.size, generator=generator, dtype=F64)
     d = one.block.matrix(layout, flat, 3)[1].flatten()
-    torch.testing.assert_close(one.solved(flat)[1].flatten(), covariance @ d)
+    torch.testing.assert_close(one.root.solved(one.of(flat))[1].flatten(), covariance @ d)
 
 
 # --- from task to task -----------------------------------------------------------------------------------------------

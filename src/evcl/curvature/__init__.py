@@ -2,13 +2,11 @@
 
 from evcl.curvature.fisher import KINDS, Sample, fisher, sensitivity, spread_out
 from evcl.curvature.kernel import kernels
-from evcl.curvature.kfac import Block, Factors, Kronecker, blocks, kfac
+from evcl.curvature.kfac import Kronecker, blocks, kfac
 from evcl.curvature.step import StepCurvature
 
 __all__ = [
     "KINDS",
-    "Block",
-    "Factors",
     "Kronecker",
     "Sample",
     "StepCurvature",

@@ -22,7 +22,6 @@ are learned, a fraction of the mean of A's diagonal to A's. To first order, this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -30,56 +29,17 @@ from torch import Tensor
 
 from evcl.curvature.fisher import Call, Sample, add, add_neighbours, likelihood_targets, note_layers, output_gradients
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout
+from evcl.posterior.kronecker import Block, Factors
 from evcl.targets import CATEGORICAL, Likelihood
-
-Factors = dict[str, tuple[Tensor, Tensor]]  # the key of a block -> its A [R, i, i], or [R, i] if diagonal; G [R, o, o]
 
 
 class Kronecker(NamedTuple):
-    """The Fisher of a network: factors of its blocks, and the diagonal [R, P] of all weights without factors, which is
-    0 for weights that have them.
+    """The Fisher of a network: factors of its blocks, A [R, i, i] or [R, i], and G [R, o, o], and the diagonal [R, P]
+    of all weights without factors, which is 0 for weights that have them.
     """
 
     factors: Factors
     diagonal: Tensor
-
-
-class Block(NamedTuple):
-    """The weights that a pair of factors is about, as a matrix D [R, o, i] or, with a bias, [R, o, i + 1]."""
-
-    weight: str
-    rows: slice  # of the weight, along its first axis
-    bias: str | None
-    bias_rows: slice
-    table: bool  # outputs are along the second axis of the weight: an embedding
-
-    def sizes(self, layout: Layout) -> tuple[int, int]:
-        """i, with 1 more for a bias, and o."""
-        shape = layout.shapes[self.weight]
-        if self.table:
-            return shape[0], shape[1]
-        return prod(shape[1:]) + (self.bias is not None), len(range(shape[0])[self.rows])
-
-    def views(self, layout: Layout, flat: Tensor, outputs: int) -> tuple[Tensor, Tensor | None]:
-        """The weights in `flat` [R, P] as a view [R, o, i], and the biases as a view [R, o, 1]. `outputs` is o: a head
-        may have grown since.
-        """
-        weight = layout.view(flat, self.weight)[:, self.rows]
-        weight = weight.mT if self.table else weight[:, :outputs].view(len(flat), outputs, -1)
-        bias = None if self.bias is None else layout.view(flat, self.bias)[:, self.bias_rows]
-        return weight, None if bias is None else bias[:, :outputs].unsqueeze(2)
-
-    def matrix(self, layout: Layout, flat: Tensor, outputs: int) -> Tensor:
-        """D in `flat` [R, P]."""
-        weight, bias = self.views(layout, flat, outputs)
-        return weight if bias is None else torch.cat([weight, bias], 2)
-
-    def add(self, layout: Layout, flat: Tensor, change: Tensor) -> None:
-        """Add `change`, a matrix such as D, to `flat` in place."""
-        weight, bias = self.views(layout, flat, change.shape[1])
-        weight += change[:, :, : weight.shape[2]]
-        if bias is not None:
-            bias += change[:, :, weight.shape[2] :]
 
 
 def blocks(network: BayesianNetwork, layout: Layout) -> dict[str, Block]:

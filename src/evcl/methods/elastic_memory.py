@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Settings
-from evcl.curvature import Factors
 from evcl.methods.importance import divisor
 from evcl.methods.memory import per_layer, per_task, per_weight
 from evcl.methods.method import Fitted, Round
@@ -27,7 +26,7 @@ class Memory:
     used: Tensor = per_weight(low=0, high=1)  # 1 for weights that an earlier task used, otherwise 0
     rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: number of rows it has learned from
     beta: dict[int, Tensor] = per_task()  # used by EVCL, as in VCL's memory
-    factors: Factors = per_layer()  # with importance=kfac, see kronecker.py
+    factors: dict[str, tuple[Tensor, Tensor]] = per_layer()  # with importance=kfac, see kronecker.py
 
     @staticmethod
     def lasting(s: Settings) -> str:

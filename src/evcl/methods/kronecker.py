@@ -6,12 +6,8 @@ G_l (x) A_l approximates the Fisher of layer l (curvature/kfac.py), in the units
 default `fisher_scale`, G_l sums n_k T^2 G_kl, and the penalty is divided by N_t. Weights without factors have the
 diagonal Fisher. Variances are penalised by the diagonal of G_l (x) A_l.
 
-The Fishers of several tasks add up to a sum of products. `tasks` keeps every product, so that memory and the time of a
-step grow with the number of tasks. Otherwise one product stands for the old factors (A, G) and the new (B, H):
-
-    sum       A + B, G + H (Ritter et al., 2018): for tasks that are alike, this grows as the square of their number
-    pi        A + B / pi, G + pi H, pi^2 = tr G tr B / (tr H tr A) (Kao et al., 2021): the same for any units of A and G
-    nearest   the product that is nearest to A (x) G + B (x) H in the sum of squares: exact for tasks that are alike
+The Fishers of several tasks add up to a sum of products. `kfac_merge` says how one product stands for them (see
+posterior/kronecker.py); or `tasks` keeps every product, so that memory and the time of a step grow with their number.
 """
 
 from __future__ import annotations
@@ -21,12 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from evcl._core.randomness import Purpose
 from evcl._core.settings import Setting, Settings
-from evcl.curvature import Block, Factors, blocks, kfac
+from evcl.curvature import blocks, kfac
 from evcl.methods.elastic_memory import Memory, elastic
 from evcl.methods.importance import IMPORTANCE, divisor, estimates, scale
 from evcl.methods.method import Fitted, Round
@@ -34,9 +29,8 @@ from evcl.methods.teacher import Number
 from evcl.methods.terms import Elastic, Gradients, Term
 from evcl.nn import Gaussian, Layout
 from evcl.nn.layer import add_product
+from evcl.posterior.kronecker import Block, Factors, diagonal, merged, times
 
-TINY = 1e-30
-ROUNDS = 50  # of the iteration for the nearest product
 MERGE = Setting(
     "nearest",
     "how the Kronecker factors of several tasks become one pair: by adding them (sum), by adding them after balancing "
@@ -60,9 +54,8 @@ class Factored:
         layout, found = q.layout, q.mean.new_zeros(len(q.mean))
         assert layout is not None
         for block, a, g in self._used(layout):
-            d = block.matrix(layout, q.mean - self.anchor.mean, g.shape[-1]).unsqueeze(1)
-            gda = g @ d * a.unsqueeze(2) if block.table else g @ d @ a
-            found = found + 0.5 * (d * gda).sum((1, 2, 3))
+            d = block.matrix(layout, q.mean - self.anchor.mean, g.shape[-1])
+            found = found + 0.5 * (d * times(a, g, d)).sum((1, 2))
         return found
 
     def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
@@ -139,10 +132,6 @@ def factored(memory: Memory, round_: Round) -> Tensor:
     return found
 
 
-def diagonal(factor: Tensor) -> Tensor:
-    return factor.diagonal(dim1=-2, dim2=-1)
-
-
 def remembered(
     memory: Memory, fitted: Fitted, round_: Round, s: Settings, beta: Mapping[int, Tensor] | None = None
 ) -> Memory:
@@ -167,7 +156,7 @@ def measured(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tupl
         pairs = {
             key: tuple(map(_mean, zip(*(one.factors[key] for one in found), strict=True))) for key in found[0].factors
         }
-        sums = [_trace(a.unsqueeze(1)) * _trace(g.unsqueeze(1)) for a, g in pairs.values()]
+        sums = [(a if a.dim() == 2 else diagonal(a)).sum(1, True) * diagonal(g).sum(1, True) for a, g in pairs.values()]
         whole_sum = torch.cat([rest.sum(1, keepdim=True), *sums], 1).sum(1, keepdim=True)
         by = ones * scale(whole_sum, fitted, task, s)
         total = total + by * rest
@@ -176,42 +165,6 @@ def measured(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tupl
             factors[key] = merged(factors[key], new, s.kfac_merge) if key in factors else new
     fitted.network.layout.scatter_(whole, fitted.layout, total)
     return factors, whole
-
-
-Pair = tuple[Tensor, Tensor]
-
-
-def merged(old: Pair, new: Pair, how: str) -> Pair:
-    """The factors [R, K, ...] of earlier tasks and of a new one; see the top of this file."""
-    more = new[1].shape[-1] - old[1].shape[-1]  # a head may have grown
-    (a, g), (b, h) = (old[0], F.pad(old[1], (0, more, 0, more))), new
-    if how == "sum":
-        return a + b, g + h
-    if how == "pi":
-        ratio = _trace(g) * _trace(b) / (_trace(h) * _trace(a)).clamp_min(TINY)
-        pi = ratio.clamp(TINY, 1 / TINY).sqrt()
-        return a + b / pi.view(-1, 1, *[1] * (a.dim() - 2)), g + pi.view(-1, 1, 1, 1) * h
-    a, g = torch.cat([a, b], 1), torch.cat([g, h], 1)
-    return _nearest(a, g) if how == "nearest" else (a, g)
-
-
-def _nearest(a: Tensor, g: Tensor) -> Pair:
-    """(sum_k u_k A_k) (x) (sum_k v_k G_k), nearest to sum_k A_k (x) G_k: the best v for u, the best u for v, and so on.
-
-    Inner products of covariances are never negative, so neither are u and v: the product is a covariance again.
-    """
-    inner_a, inner_g = (x.flatten(2) @ x.flatten(2).mT for x in (a, g))
-    u = torch.ones_like(inner_a[:, :, :1])
-    for _ in range(ROUNDS):
-        v = inner_a @ u / (u.mT @ inner_a @ u).clamp_min(TINY)
-        u = inner_g @ v / (v.mT @ inner_g @ v).clamp_min(TINY)
-    v = inner_a @ u / (u.mT @ inner_a @ u).clamp_min(TINY)
-    return tuple((w.view(*w.shape[:2], *[1] * (x.dim() - 2)) * x).sum(1, keepdim=True) for w, x in ((u, a), (v, g)))  # type: ignore[return-value]
-
-
-def _trace(factor: Tensor) -> Tensor:
-    """[R, 1] of a factor [R, 1, ...]"""
-    return (factor if factor.dim() == 3 else diagonal(factor)).sum(2)
 
 
 def _mean(found: Sequence[Tensor]) -> Tensor:

@@ -34,10 +34,9 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, Setting, Settings
-from evcl.curvature import Block, Factors, StepCurvature, blocks
-from evcl.methods.kronecker import TINY, Factored, Pair, merged
+from evcl.curvature import StepCurvature, blocks
+from evcl.methods.kronecker import Factored
 from evcl.methods.label_noise import tempering
-from evcl.methods.matrix_normal import LayerPosterior, damped, shapes
 from evcl.methods.memory import per_layer, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round, Tracker
 from evcl.methods.natural import NO_MEMORY, WITHOUT, NaturalRule, Source
@@ -45,6 +44,7 @@ from evcl.methods.teacher import Number
 from evcl.methods.terms import Elastic, Term
 from evcl.methods.vcl import first_precision
 from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.posterior.kronecker import TINY, Block, Factors, Pair, Root, diagonal, merged
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,52 @@ class Memory:
     @staticmethod
     def lasting(s: Settings) -> str:
         return "the factors of layers"
+
+
+def shapes(block: Block, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of A and G, without the replica axis."""
+    i, o = block.sizes(layout)
+    return (i,) if block.table else (i, i), (o, o)
+
+
+def damped(a: Tensor, g: Tensor, prior: Tensor) -> Pair:
+    """A_d and G_d from A, G and c^2 = `prior` [R, 1, 1, 1]; all factors are [R, 1, ...].
+
+    G_d (x) A_d stands for G (x) A + c^2 I. It is larger, by c (pi G (x) I + I (x) A / pi). The excess protects weights
+    of inactive units, whose rows in A and G are 0.
+    """
+    inner = a if a.dim() == 3 else diagonal(a)
+    ratio = inner.mean(2) / diagonal(g).mean(2).clamp_min(TINY)
+    pi, c = ratio.clamp(TINY, 1 / TINY).sqrt().view(-1, 1, 1, 1), prior.sqrt()
+    eye_g = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
+    if a.dim() == 3:
+        return a / pi[..., 0] + c[..., 0], pi * g + c * eye_g
+    return a / pi + c * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device), pi * g + c * eye_g
+
+
+class LayerPosterior:
+    """The factors of one block, and the root of its covariance over D [R, o, i], which is beta/N times a product."""
+
+    def __init__(self, block: Block, layout: Layout, like: Tensor, old: Pair | None, prior: Tensor) -> None:
+        """`old`: the factors of earlier tasks, divided by N; `prior`: c^2 [R, 1, 1, 1]."""
+        self.block, self.layout, self.old, self.prior = block, layout, old, prior
+        self.a, self.g = (like.new_zeros(len(like), *shape) for shape in shapes(block, layout))
+        self.batch = self.a.clone(), self.g.clone()  # of the last batch; a and g are running means
+        self.root = Root(self.g.clone(), self.a.clone())
+
+    def refresh(self) -> None:
+        """Compute the root from the factors."""
+        pair = self.a.unsqueeze(1), self.g.unsqueeze(1)
+        root = Root.of(*damped(*(pair if self.old is None else merged(self.old, pair, "nearest")), self.prior))
+        self.root.left.copy_(root.left)
+        self.root.right.copy_(root.right)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The block's part of `flat` [R, P]."""
+        return self.block.matrix(self.layout, flat, self.g.shape[1])
+
+    def buffers(self) -> list[Tensor]:
+        return [self.a, self.g, self.root.left, self.root.right]
 
 
 class NoisyKfacRule(NaturalRule):
@@ -77,7 +123,7 @@ class NoisyKfacRule(NaturalRule):
         self.means = [tensor for layer in self.layers.values() for tensor in layer.batch]
         self.squares, self.rest = torch.zeros_like(like), torch.ones_like(like)
         for layer in self.layers.values():  # 1 for weights without factors
-            layer.block.add(self.layout, self.rest, -torch.ones_like(layer.marginals()))
+            layer.block.add(self.layout, self.rest, -torch.ones_like(layer.root.marginals()))
 
     def due(self, every: int) -> bool:
         return (int(self.count) - 1) % every == 0
@@ -105,7 +151,7 @@ class NoisyKfacRule(NaturalRule):
         first = int(self.count) == 1
         torch.addcmul(self.mean, self.variance.sqrt() if first else self.variance.sqrt() * self.rest, z, out=theta)
         for layer in () if first else self.layers.values():
-            layer.block.add(layer.layout, theta, layer.drawn(z * self.weight**0.5))
+            layer.block.add(layer.layout, theta, layer.root.drawn(layer.of(z * self.weight**0.5)))
 
     def step(self) -> tuple[Tensor, Tensor]:
         s, variance = self.settings, self.variance
@@ -116,12 +162,12 @@ class NoisyKfacRule(NaturalRule):
             variance = self.rest / stiff
             for layer in self.layers.values():
                 layer.refresh()
-                layer.block.add(layer.layout, variance, layer.marginals())
+                layer.block.add(layer.layout, variance, layer.root.marginals())
             variance = self.weight * variance
         g = self.grads[0] + self.held.w * (self.mean - self.held.c)
         change = self.rest * g / stiff
         for layer in self.layers.values():
-            layer.block.add(layer.layout, change, layer.solved(g))
+            layer.block.add(layer.layout, change, layer.root.solved(layer.of(g)))
         moved = self.lr.square() * (g * change).sum(1, keepdim=True)  # tr(D^T G_d D A_d)
         change = change * (s.clip / moved.clamp_min(TINY)).sqrt().clamp(max=1.0)
         return self.mean - self.lr * change, variance
