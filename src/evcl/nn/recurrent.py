@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from evcl._core.errors import EvclError
@@ -34,6 +35,7 @@ FUSED = {"LSTM": _VF.lstm, "GRU": _VF.gru, "RNN_TANH": _VF.rnn_tanh, "RNN_RELU":
 # What torch says where it has no faster kernel: cuDNN copies the weights into one buffer, oneDNN has no projections.
 SLOWER = "RNN module weights are not part of single contiguous chunk", "LSTM with projections is not supported"
 CACHED = 500_000  # on a CPU, this many numbers of per-example gradients are computed at a time
+State = Tensor | tuple[Tensor, Tensor]  # h, or h and c of an LSTM
 Values = dict[str, Tensor]  # weights by parameter, [R, *shape]
 
 
@@ -45,7 +47,9 @@ class Sweep(BayesianLayer):
     state. p is the size of the state, h that of c: they differ if the layer has projections.
     """
 
-    def __init__(self, layer: Any, mode: str, suffix: str, inputs: int, step: bool = False) -> None:
+    def __init__(
+        self, layer: nn.RNNBase | nn.RNNCellBase, mode: str, suffix: str, inputs: int, step: bool = False
+    ) -> None:
         """`suffix` of the parameters' names: "_l0", "_l0_reverse". `step`: it is a cell, with one time step."""
         super().__init__(nn.Identity())
         keys = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
@@ -120,7 +124,7 @@ class Sweep(BayesianLayer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Torch's kernel on the examples x [B, T, i] of one replica."""
         ordered = list(weights)  # in the order of `names`, which is torch's: w_ih, w_hh, b_ih, b_hh, w_hr
-        how: tuple[Any, ...] = ("bias_ih" in self.names, 1, 0.0, torch.is_grad_enabled(), False)
+        how = ("bias_ih" in self.names, 1, 0.0, torch.is_grad_enabled(), False)
         kernel, steps = FUSED[self.mode], x.shape[1]
         with warnings.catch_warnings():
             for message in SLOWER:
@@ -136,7 +140,7 @@ class Sweep(BayesianLayer):
         y = pad_packed_sequence(packed._replace(data=data), batch_first=True, total_length=steps)[0]
         return y, state[0][0][back], state[1][0][back] if len(state) > 1 else c
 
-    def _state(self, h: Tensor, c: Tensor) -> Any:
+    def _state(self, h: Tensor, c: Tensor) -> State:
         h, c = h.unsqueeze(0).contiguous(), c.unsqueeze(0).contiguous()
         return (h, c) if self.mode == "LSTM" else h
 
@@ -248,7 +252,7 @@ class _LSTMStep(torch.autograd.Function):
         return o.sigmoid() * new.tanh(), new
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*inputs, output[1])
 
     @staticmethod
@@ -293,7 +297,7 @@ class Recurrent(Composite):
     def flatten_parameters(self) -> None:
         """For code that calls it: the weights are already in one buffer."""
 
-    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Tensor | PackedSequence, Any]:
+    def forward(self, input: Tensor | PackedSequence, hx: State | None = None) -> tuple[Tensor | PackedSequence, State]:
         lengths = None
         if isinstance(input, PackedSequence):
             self.reads_host = True
@@ -320,8 +324,8 @@ class Recurrent(Composite):
                 last_c.append(cn)
             x = outputs[0] if both == 1 else torch.cat(outputs, 2)
             x = self.dropout(x) if k + 1 < self.num_layers else x
-        state: Any = torch.stack(last_h)
-        state = (state, torch.stack(last_c)) if self.mode == "LSTM" else state
+        h = torch.stack(last_h)
+        state: State = (h, torch.stack(last_c)) if self.mode == "LSTM" else h
         if isinstance(input, PackedSequence):
             return _packed_like(input, x), state
         return x if self.batch_first else x.transpose(0, 1), state
@@ -356,7 +360,7 @@ class RecurrentCell(Composite):
         self.input_size, self.hidden_size, self.bias, self.mode = layer.input_size, layer.hidden_size, layer.bias, mode
         self.sweep = Sweep(layer, mode, "", layer.input_size, step=True)
 
-    def forward(self, input: Tensor, hx: Any = None) -> Any:
+    def forward(self, input: Tensor, hx: Any = None) -> State:
         if input.dim() != 2:
             raise EvclError(f"a recurrent cell takes [batch, inputs], not shape {tuple(input.shape)}")
         lstm, input = self.mode == "LSTM", input.to(self.sweep.dtype)

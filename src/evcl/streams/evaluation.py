@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Setting
+from evcl.streams.alarm import Alarm
 from evcl.streams.prequential import Prequential, window_of
 
 BATCH = Setting(16, "rows that are predicted before any of them is learned", low=1, high=100_000)
@@ -38,7 +40,7 @@ class Evaluation:
     overall: dict[str, float]
     decayed: dict[str, float]
     curves: dict[str, list[float]]
-    alarms: list[Any]
+    alarms: list[Alarm]
     seconds: float
 
     def __str__(self) -> str:
@@ -88,12 +90,12 @@ class Feed:
         self.x: Tensor | None = None  # rows that wait for their labels
         self.y: Tensor | None = None
 
-    def __call__(self, x: Tensor, y: Tensor, names: Sequence[Any] | None = None) -> None:
+    def __call__(self, x: Tensor, y: Tensor, names: Sequence[Hashable] | None = None) -> None:
         """The next rows. `names`: what the scores call the classes; None: as the stream does."""
         classes = list(self.stream.classes) if self.scores.kind == "classes" else []
         found = _predicted(self.stream, x) if self.delay else self.stream.step(x, y)[0]
         if self.scores.kind == "classes":
-            labels: list[Any] = y.tolist()
+            labels = y.tolist()
             if names is not None:
                 classes, labels = [names[c] for c in classes], [names[c] for c in labels]
             self.scores.add(np.asarray(found, dtype=np.float64)[:, : len(classes)], labels, classes)
@@ -168,7 +170,7 @@ def _pair(piece: Any) -> tuple[Tensor, Tensor]:
     return x if x.is_floating_point() else x.float(), y
 
 
-def _tensor(values: Any) -> Tensor:
+def _tensor(values: ArrayLike) -> Tensor:
     if isinstance(values, Tensor):
         return values
     try:

@@ -13,7 +13,7 @@ Classes come at the end, because there may be more of them later. The sums of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -125,7 +125,7 @@ class Prequential:
         self.kind, self.fading = kind, float(fading)
         self.rows = 0
         self._asked, self.window = window, window or 1
-        self._labels: dict[Any, int] = {}  # label -> its place in the sums
+        self._labels: dict[Hashable, int] = {}  # label -> its place in the sums
         width = FIRST if kind == "classes" else 4
         self._windows, self._decayed = np.zeros((0, width)), np.zeros(width)
         self._bins = np.zeros((BINS, 3))  # see `evcl.metrics.reliability`
@@ -133,7 +133,9 @@ class Prequential:
 
     # --- rows come ---------------------------------------------------------------------------------------------------
 
-    def add(self, probabilities: ArrayLike, labels: Sequence[Any] | ArrayLike, classes: Sequence[Any]) -> None:
+    def add(
+        self, probabilities: ArrayLike, labels: Sequence[Hashable] | ArrayLike, classes: Sequence[Hashable]
+    ) -> None:
         """Score predictions [n, classes] of rows with these labels [n]; `classes` names the columns."""
         if self.kind != "classes":
             raise EvclError("these scores are of numbers: call add_numbers")
@@ -256,7 +258,7 @@ class Prequential:
         return found
 
 
-def _listed(values: Any) -> list[Any]:
+def _listed(values: Any) -> list[Hashable]:
     """The values as plain Python objects, which can be compared and saved."""
     return values.tolist() if hasattr(values, "tolist") else list(values)
 

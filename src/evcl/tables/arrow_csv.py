@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from evcl._core.bounds import ROWS_A_PIECE, rows_a_piece
 from evcl.tables.source import WHOLE, Floats
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BLOCK = 1 << 20  # bytes that pyarrow reads at a time
 
@@ -17,7 +20,7 @@ BLOCK = 1 << 20  # bytes that pyarrow reads at a time
 class ArrowCells(Sequence[str]):
     """The cells of a column. They become Python's texts only if that is necessary."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: pa.Array) -> None:
         self._array = array
         self._texts: list[str] | None = None
 
@@ -92,7 +95,7 @@ def column_pieces(
         ),
     )
     most = min(ROWS_A_PIECE, rows_a_piece(len(names)))
-    waiting: list[Any] = []
+    waiting: list[pa.RecordBatch] = []
     rows = 0
     try:
         with pa.input_stream(str(path)) as stream, csv.open_csv(stream, *options) as batches:
@@ -111,6 +114,6 @@ def column_pieces(
     yield True
 
 
-def _cells(table: Any) -> dict[str, ArrowCells]:
+def _cells(table: pa.RecordBatch) -> dict[str, ArrowCells]:
     whole = table.combine_chunks()
     return {name: ArrowCells(whole.column(name).chunk(0)) for name in whole.column_names}

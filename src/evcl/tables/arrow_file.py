@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from evcl._core.bounds import MOST_COLUMNS, MOST_TEXT, ROWS_A_PIECE, rows_a_piece
 from evcl._core.errors import extra
 from evcl.tables.source import Dialect, Piece, TypedSource, Values, bad, listed, with_missing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile as ParquetReader
 
 
 class ArrowSource(TypedSource):
@@ -40,10 +45,10 @@ class ArrowSource(TypedSource):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return dict.fromkeys(self._types, ())
 
-    def _schema(self) -> Any:
+    def _schema(self) -> pa.Schema:
         raise NotImplementedError
 
-    def _batches(self, names: list[str]) -> Iterator[Any]:
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         """The rows of these columns. An error of pyarrow here means that the file is damaged."""
         raise NotImplementedError
 
@@ -66,13 +71,13 @@ class ArrowSource(TypedSource):
                 yield Piece(columns, lambda i, first=start: f"row {first + i + 1}", len(part))  # type: ignore[misc]
                 start += len(part)
 
-    def _values(self, name: str, column: Any, start: int) -> Values:
+    def _values(self, name: str, column: pa.Array, start: int) -> Values:
         """A column's values, from the row `start` on: integers stay integers, other numbers become float64, text and
         booleans become text, dates and times become datetime64.
         """
         return with_missing(self._converted(name, column, start), self.dialect.missing)
 
-    def _converted(self, name: str, column: Any, start: int) -> Values:
+    def _converted(self, name: str, column: pa.Array, start: int) -> Values:
         pa = self._pa
         types, kind = pa.types, column.type
         if types.is_dictionary(kind):
@@ -102,7 +107,7 @@ class ArrowSource(TypedSource):
             bad(self.path, f"column {name!r}", f"it holds {kind}, not numbers, text or dates; --drop leaves it out")
         return np.array([None if value is None else str(value) for value in column.to_pylist()], dtype=object)
 
-    def _texts(self, name: str, texts: Any, start: int, codes: Any = None) -> Values:
+    def _texts(self, name: str, texts: pa.Array, start: int, codes: pa.Array | None = None) -> Values:
         """Texts as objects; with `codes`, these are their places among the `texts`, of which each is converted once."""
         pa = self._pa
         import pyarrow.compute as pc
@@ -126,7 +131,7 @@ class ArrowSource(TypedSource):
         chosen: Values = np.append(found, np.array([None], dtype=object))[places]
         return chosen
 
-    def _dates(self, column: Any, kind: Any) -> Values:
+    def _dates(self, column: pa.Array, kind: pa.DataType) -> Values:
         """Dates, times or times of the day. With a time zone they are local times, as in a text."""
         import pyarrow.compute as pc
 
@@ -142,7 +147,7 @@ class ArrowSource(TypedSource):
 class ParquetFile(ArrowSource):
     name = "Parquet"
 
-    def _file(self, texts: Collection[str] = ()) -> Any:
+    def _file(self, texts: Collection[str] = ()) -> ParquetReader:
         """The file. Its `texts` are read as places among the different ones, so that each is in memory once."""
         import pyarrow.parquet as pq
 
@@ -151,17 +156,17 @@ class ParquetFile(ArrowSource):
         except (self._pa.ArrowException, OSError) as error:
             bad(self.path, f"it is truncated or not a Parquet file ({line_of(error)})")
 
-    def _schema(self) -> Any:
+    def _schema(self) -> pa.Schema:
         with self._file() as file:
             return file.schema_arrow
 
-    def _batches(self, names: list[str]) -> Iterator[Any]:
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         texts = [name for name in names if is_text(self._pa, self._types[name])]
         with self._file(texts) as file:
             self._check_texts(file, texts)
             yield from file.iter_batches(rows_a_piece(len(names)), columns=names)
 
-    def _check_texts(self, file: Any, texts: list[str]) -> None:
+    def _check_texts(self, file: ParquetReader, texts: list[str]) -> None:
         """Refuse long texts by what the file says of itself, before they are in memory."""
         about = file.metadata
         places = {about.schema.column(i).path: i for i in range(about.num_columns)}
@@ -175,7 +180,7 @@ class ParquetFile(ArrowSource):
 class ArrowFile(ArrowSource):
     """An Arrow file or stream, also called Feather or IPC."""
 
-    def _reader(self) -> Any:
+    def _reader(self) -> pa.RecordBatchReader:
         pa = self._pa
         mapped = pa.memory_map(str(self.path))
         try:
@@ -187,13 +192,13 @@ class ArrowFile(ArrowSource):
         except (pa.ArrowException, OSError) as error:
             bad(self.path, f"it is truncated or not an Arrow file ({line_of(error)})")
 
-    def _schema(self) -> Any:
+    def _schema(self) -> pa.Schema:
         try:
             return self._reader().schema
         except OSError as error:  # an empty file cannot be mapped
             bad(self.path, f"it is truncated or not an Arrow file ({line_of(error)})")
 
-    def _batches(self, names: list[str]) -> Iterator[Any]:
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         reader = self._reader()
         files = hasattr(reader, "num_record_batches")
         for batch in (reader.get_batch(i) for i in range(reader.num_record_batches)) if files else reader:
@@ -202,7 +207,7 @@ class ArrowFile(ArrowSource):
                 self._check(column)
             yield found
 
-    def _check(self, column: Any) -> None:
+    def _check(self, column: pa.Array) -> None:
         """Raise if a column is damaged: pyarrow trusts a file's offsets, and would read beyond its end. Texts are
         checked as bytes, because `_texts` says which row is not UTF-8.
         """
@@ -213,7 +218,7 @@ class ArrowFile(ArrowSource):
         fixed = pa.types.is_primitive(column.type) or pa.types.is_decimal(column.type)
         self._bytes(column).validate(full=not fixed)
 
-    def _bytes(self, column: Any) -> Any:
+    def _bytes(self, column: pa.Array) -> pa.Array:
         """A column of texts as bytes; another one as it is."""
         pa = self._pa
         bare = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
@@ -242,7 +247,7 @@ class DuckDb(ArrowSource):
 
     name = "DuckDB"
 
-    def _reader(self) -> Any:
+    def _reader(self) -> pa.RecordBatchReader:
         with extra("sql", f"{self.path}: a database needs duckdb"):
             import duckdb
         try:
@@ -270,14 +275,14 @@ class DuckDb(ArrowSource):
         except duckdb.Error as error:
             bad(self.path, f"--query {query!r}", line_of(error))
 
-    def _schema(self) -> Any:
+    def _schema(self) -> pa.Schema:
         return self._reader().schema
 
-    def _batches(self, names: list[str]) -> Iterator[Any]:
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         yield from (batch.select(names) for batch in self._reader())
 
 
-def is_text(pa: Any, kind: Any) -> bool:
+def is_text(pa: ModuleType, kind: pa.DataType) -> bool:
     """Whether a column of this type of pyarrow holds text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from math import lgamma
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
 
 LARGE = 1000.0  # beyond this mean or deviation, a normal distribution is as good
 MOST = 5000  # the largest count that is added up: 4 deviations above both
@@ -20,15 +22,15 @@ LEAST = 1e-4  # the smallest excess of the variance over the mean, relative to t
 _log_factorial = np.vectorize(lambda value: lgamma(value + 1), otypes=[float])
 
 
-def _parameters(mean: Any, std: Any) -> tuple[Any, Any]:
-    mean = np.maximum(np.asarray(mean, dtype=float), 1e-12)
-    variance = np.maximum(np.asarray(std, dtype=float) ** 2, mean * (1 + LEAST))
+def _parameters(mean: Floats, std: Floats) -> tuple[Floats, Floats]:
+    mean = np.maximum(mean, 1e-12)
+    variance = np.maximum(std**2, mean * (1 + LEAST))
     return mean**2 / (variance - mean), mean / variance
 
 
-def count_interval(mean: Any, std: Any, level: float) -> tuple[Any, Any]:
+def count_interval(means: ArrayLike, stds: ArrayLike, level: float) -> tuple[Floats, Floats]:
     """The smallest and largest count of intervals that contain the count with at least this probability."""
-    mean, std = np.asarray(mean, dtype=float), np.asarray(std, dtype=float)
+    mean, std = np.asarray(means, dtype=float), np.asarray(stds, dtype=float)
     wide = NormalDist().inv_cdf(0.5 + level / 2) * std
     low, high = np.maximum(0, np.floor(mean - wide)), np.ceil(mean + wide)
     small = (mean < LARGE) & (std < LARGE) & (std <= np.maximum(1, VAGUE * mean))
@@ -49,8 +51,8 @@ def count_interval(mean: Any, std: Any, level: float) -> tuple[Any, Any]:
     return low, high
 
 
-def count_nll(mean: Any, std: Any, y: Any) -> Any:
+def count_nll(mean: ArrayLike, std: ArrayLike, y: Floats) -> Floats:
     """-log p(y), in nats."""
-    r, p = _parameters(mean, std)
-    chosen = _log_factorial(y + r - 1) - _log_factorial(y) - _log_factorial(r - 1)
+    r, p = _parameters(np.asarray(mean, dtype=float), np.asarray(std, dtype=float))
+    chosen: Floats = _log_factorial(y + r - 1) - _log_factorial(y) - _log_factorial(r - 1)
     return -(chosen + r * np.log(p) + y * np.log1p(-p))
