@@ -13,6 +13,8 @@ from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shorte
 from evcl.cli.stream import inspect_stream
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from evcl import tables
 
 
@@ -21,6 +23,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a model has learned, when and how well."""
+
     from evcl import tables
     from evcl.learner import read_card
     from evcl.streams.table import is_stream
@@ -92,7 +95,7 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
         console().print(f"Accuracy now, not known: {shortened(tasks)} ({why}).")
 
 
-def _show_numbers(found: tables.Model, table: Any) -> None:
+def _show_numbers(found: tables.Model, table: Table) -> None:
     """Show what is known of the tasks of a model that learns a number."""
 
     for i, column in enumerate(("task", "learned", "rows", "RMSE", "deviation", "coverage", "NLL")):
@@ -173,6 +176,7 @@ def merge(
 
     Each site starts from a copy of the base, learns its own files, and hands over its model; no rows leave a site.
     """
+
     from evcl import tables
 
     voice = Voice(as_json, quiet)
@@ -203,6 +207,7 @@ def export(
 
     The file is ONNX or a torch.export program. It takes encoded rows.
     """
+
     from evcl import tables
 
     one_thread()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import cache
@@ -18,9 +18,16 @@ from evcl.callbacks import Callback, Epoch
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TextColumn
+    from rich.table import Table
 
     from evcl.experiments import Config, Event, Failure, Result
+    from evcl.experiments.paper import Forecast
     from evcl.report import Group
+
+    OnEvent = Callable[[int, Event], None]
+    OnForecast = Callable[[int, Event, Forecast], None]
+    OnResult = Callable[[int, Config, Result], None]
 
 
 @cache
@@ -46,7 +53,7 @@ def echo(text: str, err: bool = False) -> None:
     typer.echo(shown(text), err=err)
 
 
-def _column(text: str) -> Any:
+def _column(text: str) -> TextColumn:
     """A column of a progress bar, whose text is shown as it is."""
     from rich.progress import TextColumn
 
@@ -54,7 +61,7 @@ def _column(text: str) -> Any:
 
 
 @contextmanager
-def progress(configs: list[Config]) -> Iterator[Any]:
+def progress(configs: list[Config]) -> Iterator[OnEvent]:
     """Show one bar per run on a terminal, one line per task elsewhere; yields `on_event(index, event)`."""
     from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
@@ -95,7 +102,7 @@ def _line(config: Config, event: Event) -> None:
 
 
 @contextmanager
-def forecast_bar(total: int) -> Iterator[Any]:
+def forecast_bar(total: int) -> Iterator[tuple[OnForecast, OnResult]]:
     """Show one bar for all runs, with the remaining time; yields the callbacks `on_event` and `on_result`."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
@@ -111,7 +118,7 @@ def forecast_bar(total: int) -> Iterator[Any]:
     with Progress(*columns, TimeElapsedColumn(), console=console()) as bars:
         bar = bars.add_task("everything", total=1, left="")
 
-        def on_event(i: int, event: Event, forecast: Any) -> None:
+        def on_event(i: int, event: Event, forecast: Forecast) -> None:
             left = forecast.remaining()
             bars.update(bar, completed=forecast.part, left="" if left is None else f"{_duration(left)} left")
 
@@ -124,7 +131,7 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def trials_bar() -> Iterator[Any]:
+def trials_bar() -> Iterator[OnEvent]:
     """Show one bar for all trials; yields the callback that takes their events."""
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
@@ -254,7 +261,7 @@ def _print_stream(group: Group) -> None:
     _print_fitted(table)
 
 
-def _print_fitted(table: Any) -> None:
+def _print_fitted(table: Table) -> None:
     """Print a table; without the space around its cells if that keeps their numbers on one line."""
     measured = console().options.update(max_width=1000)
     if console().measure(table, options=measured).maximum > console().width:
@@ -274,7 +281,7 @@ def write_report_of(folder: Path, title: str) -> None:
     console().print(f"page:    {written[-1]}", soft_wrap=True)
 
 
-def print_trials(found: dict[str, Any], count: int = 3) -> None:
+def print_trials(found: Mapping[str, Any], count: int = 3) -> None:
     from rich.table import Table
 
     again = ", measured again" if "confirmed" in found else ""

@@ -38,7 +38,7 @@ class Voice:
     def fact(self, name: str, text: str) -> None:
         self.say(f"{name:<8} {text}")
 
-    def end(self, facts: Mapping[str, Any]) -> None:
+    def end(self, facts: Mapping[str, object]) -> None:
         if self._as_json:
             echo(json.dumps(facts, default=str))
 

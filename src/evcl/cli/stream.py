@@ -17,6 +17,9 @@ from evcl.cli.say import AsJson, Quiet, Voice, many, percent, shortened, size_of
 from evcl.cli.tables import Decimal, Drop, MissingValue, Query, Separator, _dialect
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
     from evcl.streams.files import Files
     from evcl.streams.table import Raised, TableStream
 
@@ -88,7 +91,7 @@ class _Telling:
     def __init__(self, voice: Voice) -> None:
         self._voice = voice
         self.model: TableStream | None = None
-        self._bars: Any = None
+        self._bars: Progress | None = None
         self.total = self.done = self._said = self.skipped = self.unlabelled = 0
 
     @contextmanager
@@ -157,7 +160,7 @@ def _shown(name: str, value: float) -> str:
     return percent(value) if name in ("accuracy", "ece", "coverage") else f"{value:.4g}"
 
 
-def measures_table(model: TableStream) -> Any:
+def measures_table(model: TableStream) -> Table:
     """A table of the measures so far."""
     from rich.table import Table
 
@@ -185,7 +188,7 @@ def _report(found: TableStream, files: Files, out: Path | None, telling: _Tellin
     voice.end({"model": out, "new_rows": new, **facts(found), "read": files.told, "notes": files.notes})
 
 
-def facts(model: TableStream) -> dict[str, Any]:
+def facts(model: TableStream) -> dict[str, object]:
     """What is known of a stream, for JSON."""
     return {
         "rows": model.scores.rows,

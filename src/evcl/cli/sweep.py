@@ -116,7 +116,7 @@ def _print(cells: Sequence[experiments.Standing]) -> None:
         _print_means(title, group)
 
 
-def _name(cell: Mapping[str, Any]) -> str:
+def _name(cell: Mapping[str, object]) -> str:
     return f"{cell['benchmark']} {cell['method']}"
 
 

@@ -17,6 +17,7 @@ from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shorte
 
 if TYPE_CHECKING:
     from evcl import tables
+    from evcl.tables.source import Dialect
 
 HELD_OUT = replace(VALIDATION, default=0.1, high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
@@ -172,7 +173,12 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
         if earlier := [name for name in names if name != line["task"]]:
             voice.say(f"earlier tasks now, not known: {shortened(earlier)} ({why})")
     voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
-    facts: dict[str, Any] = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
+    facts: dict[str, object] = {
+        "model": path,
+        "tasks": tasks,
+        "columns": found.encoder.names,
+        "new_classes": new_labels,
+    }
     more = {
         "read": found.read,
         "notes": [*found.doubts, *found.notes],
@@ -231,8 +237,12 @@ def predict(
     voice = Voice(as_json, quiet, to_stderr=standard)
     one_thread()
     keys = [] if only_predictions else key
-    options = {"task": task, "drop": drop or [], "keys": keys, "device": device, "keep_formulas": keep_formulas}
-    options |= {
+    options = {
+        "task": task,
+        "drop": drop or [],
+        "keys": keys,
+        "device": device,
+        "keep_formulas": keep_formulas,
         "unknown": _unknown(unknown, "missing", "error"),
         "dialect": _dialect(separator, decimal, missing, query),
     }
@@ -241,7 +251,7 @@ def predict(
 
         predict_stream(model, data, out, options, voice)
         return
-    found = tables.predict(model, data, out, **options)  # type: ignore[arg-type]
+    found = tables.predict(model, data, out, **options)
     for told in found.read:
         voice.say(told)
     for note in found.notes:
@@ -263,8 +273,12 @@ def predict(
     if not standard:
         voice.say(f"predictions: {out}")
     accuracy = found.right / found.labelled if found.labelled else None
-    means: dict[str, Any] = {"entropy": found.entropy, "epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
-    good_numbers: dict[str, Any] = {"accuracy": accuracy}
+    means: dict[str, float | None] = {
+        "entropy": found.entropy,
+        "epistemic": found.epistemic,
+        "unfamiliar": found.unfamiliar,
+    }
+    good_numbers: dict[str, object] = {"accuracy": accuracy}
     if found.std is not None:
         means = {"std": found.std, "epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
         known = found.labelled or None
@@ -299,7 +313,7 @@ def _unknown(given: str, *known: str) -> Any:
     return given
 
 
-def _dialect(separator: str | None, decimal: str | None, missing: list[str] | None, query: str | None) -> Any:
+def _dialect(separator: str | None, decimal: str | None, missing: list[str] | None, query: str | None) -> Dialect:
     from evcl.tables.source import Dialect
 
     separator = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ","}.get(separator or "", separator)
