@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evcl._core.errors import MissingExtra
-from evcl.data.digits import digits
+from evcl.data.embedded import digits
 
 
 @pytest.mark.parametrize("file", ["where it is today", "elsewhere"])

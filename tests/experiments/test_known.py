@@ -19,8 +19,7 @@ FILE = Path(evcl.__file__).parent / "experiments" / "known.json"
 
 
 def kind(name):
-    entry = BENCHMARKS[name]
-    return "tasks" if entry.kind is None else name if entry.score == "average_return" else "rows"
+    return {None: "tasks", "rows": "rows", "agents": name}[BENCHMARKS[name].kind]
 
 
 def names(benchmark):

@@ -13,9 +13,10 @@ from evcl import EvclError, experiments
 from evcl._core.errors import Diverged
 from evcl._core.randomness import generator
 from evcl.benchmarks import BENCHMARKS, get, register
-from evcl.experiments.streams import METHODS, entry
+from evcl.benchmarks.elsewhere import rows
+from evcl.experiments.streams import METHODS
 from evcl.streams.online import Online
-from evcl.streams.sources import SOURCES, Drift, generated
+from evcl.streams.sources import REPORTED, SOURCES, Drift, generated
 from evcl.streams.sources import register as add_source
 from evcl.training import Checkpoints, Stopped
 
@@ -25,7 +26,7 @@ ROWS = 400
 @pytest.fixture(scope="module", autouse=True)
 def tiny_sea():
     source = add_source(generated("sea", Drift((0, 2), (200,)), ROWS, "tiny-sea", "made up"))
-    register(entry(source))
+    register(rows(source.name, source.summary, source.seeded))
     yield source
     BENCHMARKS.remove("tiny-sea")
     SOURCES.remove("tiny-sea")
@@ -144,3 +145,8 @@ def test_naive_is_a_step_of_adam_per_batch():
         torch.nn.functional.cross_entropy(logits, y[start : start + 20]).backward()
         adam.step()
         seen = x[: start + 20]
+
+
+def test_every_reported_stream_is_a_benchmark():
+    found = {name: entry.seeded for name, entry in BENCHMARKS.items() if entry.kind == "rows" and name != "tiny-sea"}
+    assert found == {source.name: source.seeded for source in REPORTED}

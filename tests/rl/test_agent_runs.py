@@ -11,7 +11,7 @@ from evcl import benchmarks, rl
 from evcl._core.errors import EvclError
 from evcl.experiments import read_result
 from evcl.experiments.samples import decoded
-from evcl.report.page import page
+from evcl.report.html_page import page
 from evcl.report.results import by_benchmark, find_results
 from evcl.rl.acting import films
 

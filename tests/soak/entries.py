@@ -38,7 +38,7 @@ from evcl.experiments import (  # noqa: E402
 from evcl.experiments.search import read_found  # noqa: E402
 from evcl.experiments.store import Claim  # noqa: E402
 from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
-from evcl.report.page import page  # noqa: E402
+from evcl.report.html_page import page  # noqa: E402
 from evcl.tables.commands import open_source  # noqa: E402
 from evcl.tables.creating import create  # noqa: E402
 from evcl.tables.model import load_model  # noqa: E402

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pkgutil import resolve_name
 from typing import Generic, TypeVar
 
@@ -30,8 +29,16 @@ class Registry(Mapping[str, T], Generic[T]):
         self._entries[name] = lambda: entry
 
     def add_later(self, name: str, place: str) -> None:
-        """Add an entry that is imported from `place`, "module:constant", when it is first looked up."""
-        self._entries[name] = partial(resolve_name, place)
+        """Add an entry that is imported from `place`, "module:constant", when it is first looked up. The constant is
+        the entry, or a tuple of entries of which one has this name.
+        """
+
+        def found() -> T:
+            entry = resolve_name(place)
+            one: T = next(one for one in entry if one.name == name) if isinstance(entry, tuple) else entry
+            return one
+
+        self._entries[name] = found
 
     def remove(self, name: str) -> None:
         del self._entries[name]

@@ -1,7 +1,12 @@
 """Benchmarks: sequences of tasks, made from arrays."""
 
+from typing import TYPE_CHECKING
+
+from evcl._core.lazy import lazily
 from evcl._core.randomness import generator
+from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task, stratified
+from evcl.benchmarks import elsewhere
 from evcl.benchmarks.benchmark import (
     BENCHMARKS,
     Benchmark,
@@ -11,13 +16,24 @@ from evcl.benchmarks.benchmark import (
     get,
     register,
 )
-from evcl.benchmarks.elsewhere import ENTRIES as ELSEWHERE
-from evcl.benchmarks.own import from_arrays, from_datasets, from_stream, permute, split
-from evcl.benchmarks.registered import ENTRIES
 from evcl.benchmarks.scenario import SCENARIOS
 
-for _entry in (*ENTRIES, *ELSEWHERE):
-    register(_entry)
+if TYPE_CHECKING:
+    from evcl.benchmarks.own import from_arrays, from_datasets, from_stream, permute, split
+else:
+    __getattr__, __dir__ = lazily(
+        __name__, {"evcl.benchmarks.own": "from_arrays from_datasets from_stream permute split"}
+    )
+
+# Where each benchmark is, imported when it is first used; in the order in which `evcl list` shows them.
+_HOMES = {
+    **dict.fromkeys(("bbc-topics", "mails"), "texts"),
+    **dict.fromkeys(("characters-mnist", "characters-notmnist", "characters-digits"), "characters"),
+    "sotu-decades": "language",
+    **dict.fromkeys((one.name for one in elsewhere.ENTRIES), "elsewhere"),
+}
+for _name in BENCHMARK_SUMMARIES:
+    BENCHMARKS.add_later(_name, f"evcl.benchmarks.{_HOMES.get(_name, 'registered')}:ENTRIES")
 
 __all__ = [
     "BENCHMARKS",

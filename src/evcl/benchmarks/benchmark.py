@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Literal, overload
 
 from torch import nn
 
@@ -99,24 +99,12 @@ class Request:
     data_dir: Path | None
 
 
-class Kind(Protocol):
-    """How runs are made on a benchmark that is not a sequence of labelled tasks: see `Entry.kind`."""
-
-    def method(self, name: str) -> Any:
-        """The `evcl.methods.Method` of this name, with its settings for such benchmarks. Raises if there is none."""
-        ...
-
-    def execute(self, cells: Sequence[Any], on_event: Any, allow_divergence: bool, checkpoints: Any) -> list[Any]:
-        """The results of cells that differ only in their seed: see `evcl.experiments.run.execute_together`."""
-        ...
-
-
 @dataclass(frozen=True)
 class Entry:
     """A registered benchmark: `build(request)` makes it, with at least `request.tasks` tasks.
 
-    If `kind` is given, it runs the benchmark in its own way, and says which methods there are. `method` is the one that
-    `evcl run` uses if none is named.
+    `kind` says what it is a stream of if not of labelled tasks: such a benchmark has methods of its own, and `evcl run`
+    alone can run it. `method` is the one that it uses if none is named.
     """
 
     name: str
@@ -125,7 +113,7 @@ class Entry:
     seeded: bool  # whether the tasks depend on the seed (permutations); if not, all seeds see the same tasks
     tasks: int = 5  # the default number
     most_tasks: int = 2_000  # each is measured after every later one: 2,000,000 times; the result has 4,000,000 numbers
-    kind: Kind | None = None
+    kind: Literal["rows", "agents"] | None = None
     method: str = "evcl"
     cpu: bool = False  # whether it is learned on the CPU even if there is a GPU
     score: str = "average_accuracy"  # what it is judged by: a field of `evcl.experiments.Result`

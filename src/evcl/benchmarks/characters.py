@@ -11,6 +11,7 @@ from evcl._core.errors import EvclError
 from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
+from evcl.benchmarks.registered import digits, mnist, notmnist
 from evcl.nn import VAE, task_vae
 from evcl.targets import Bound
 
@@ -46,16 +47,10 @@ def _images(part: Examples) -> Examples:
     return replace(part, inputs=part.inputs.view(-1, 1, side, side))
 
 
-def entries(
-    digits: Callable[[Path | None], tuple[Examples, Examples]],
-    mnist: Callable[[Path | None], tuple[Examples, Examples]],
-    notmnist: Callable[[Path | None], tuple[Examples, Examples]],
-) -> tuple[Entry, ...]:
-    """The registered streams of characters, from these loaders."""
-    small = partial(task_vae, 64, width=64, latents=8, encoder_layers=2)
-    large = partial(task_vae, 784)
-    return (
-        characters("characters-mnist", mnist, large, samples=1000),
-        characters("characters-notmnist", notmnist, large, samples=1000),
-        characters("characters-digits", digits, small, samples=500),
-    )
+_LARGE = partial(task_vae, 784)
+_SMALL = partial(task_vae, 64, width=64, latents=8, encoder_layers=2)
+ENTRIES = (
+    characters("characters-mnist", mnist, _LARGE, samples=1000),
+    characters("characters-notmnist", notmnist, _LARGE, samples=1000),
+    characters("characters-digits", digits, _SMALL, samples=500),
+)

@@ -1,42 +1,35 @@
-"""Benchmarks that are no sequence of labelled tasks: how they run is in another package, imported when it is used."""
+"""Benchmarks that are no sequence of labelled tasks: streams of rows, and of environments. `evcl run` runs them."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from evcl._core.errors import EvclError
 from evcl._core.summaries import BENCHMARK_SUMMARIES
-from evcl.benchmarks.benchmark import Benchmark, Entry, Kind, Request
+from evcl.benchmarks.benchmark import Benchmark, Entry, Request
+
+REAL = ("weather", "census", "flights-monthly", "mails-by-date", "phishing", "bananas", "segments", "shuttle")
+AGENTS = {"cartpole-variants": 5, "minigrid-rooms": 4}
+GENERATED = ("stagger", "sea", "agrawal", "hyperplane", "led", "rbf")
 
 
-class Elsewhere:
-    """A `Kind` that `make(benchmark)` of another module makes. Importing benchmarks does not import that module."""
-
-    def __init__(self, module: str, benchmark: str) -> None:
-        self.module, self.benchmark = module, benchmark
-
-    def _found(self) -> Kind:
-        kind: Kind = importlib.import_module(self.module).make(self.benchmark)
-        return kind
-
-    def method(self, name: str) -> Any:
-        return self._found().method(name)
-
-    def execute(self, cells: Sequence[Any], on_event: Any, allow_divergence: bool, checkpoints: Any) -> list[Any]:
-        return self._found().execute(cells, on_event, allow_divergence, checkpoints)
+def _no_tasks(why: str, request: Request) -> Benchmark:
+    raise EvclError(why)
 
 
-def _agents(name: str, tasks: int) -> Entry:
-    """A stream of environments, for agents."""
-
-    def build(request: Request) -> Benchmark:
-        raise EvclError(f"{name} is a stream of environments, not of examples: use evcl.rl.stream({name!r})")
-
-    kind = Elsewhere("evcl.experiments.agents", name)
-    about = (name, BENCHMARK_SUMMARIES[name], build)
-    return Entry(*about, seeded=False, tasks=tasks, most_tasks=tasks, kind=kind, score="average_return")
+def rows(name: str, summary: str, seeded: bool) -> Entry:
+    """A stream of rows (`evcl.streams.sources`)."""
+    build = partial(_no_tasks, f"{name} is a stream of rows, not of tasks: evcl.streams.get({name!r}) reads it")
+    return Entry(name, summary, build, seeded, 1, 1, kind="rows", method="ekf", cpu=True)
 
 
-ENTRIES = (_agents("cartpole-variants", 5), _agents("minigrid-rooms", 4))
+def environments(name: str, summary: str, tasks: int) -> Entry:
+    """A stream of environments, for agents (`evcl.rl`)."""
+    why = f"{name} is a stream of environments, not of examples: use evcl.rl.stream({name!r})"
+    return Entry(name, summary, partial(_no_tasks, why), False, tasks, tasks, kind="agents", score="average_return")
+
+
+ENTRIES = (
+    *(environments(name, BENCHMARK_SUMMARIES[name], count) for name, count in AGENTS.items()),
+    *(rows(name, BENCHMARK_SUMMARIES[name], name in GENERATED) for name in (*REAL, *GENERATED)),
+)

@@ -17,12 +17,9 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task, stratified
-from evcl.benchmarks import characters
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
-from evcl.benchmarks.language import ENTRIES as LANGUAGE
 from evcl.benchmarks.networks import reduced_resnet18
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
-from evcl.benchmarks.texts import ENTRIES as TEXTS
 
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]
@@ -49,7 +46,7 @@ def _published(name: str, pixels: tuple[float, float], grey: bool = False) -> Lo
     return parts
 
 
-def _notmnist(data_dir: Path | None) -> Parts:
+def notmnist(data_dir: Path | None) -> Parts:
     """notMNIST-small without duplicates, 80% to train and 20% to test, stratified; the split is fixed.
 
     Of identical images only the first is kept, and an image labelled with several letters is dropped: otherwise test
@@ -69,7 +66,7 @@ def _notmnist(data_dir: Path | None) -> Parts:
 
 
 @cache
-def _digits(_: Path | None = None) -> Parts:
+def digits(_: Path | None = None) -> Parts:
     """scikit-learn's digits, 1,400 to train and 397 to test, stratified; the split is fixed."""
     images, labels = data.digits()
     whole = Examples(torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long())
@@ -130,8 +127,8 @@ def _split_cifar100(name: str) -> Entry:
 def _five_datasets(name: str, hidden: tuple[int, ...]) -> Entry:
     """Five data sets of ten classes each, as 28 x 28 grey images. Data set k has the labels 10 k to 10 k + 9."""
     loads = {
-        "MNIST": _mnist,
-        "notMNIST": _notmnist,
+        "MNIST": mnist,
+        "notMNIST": notmnist,
         "Fashion-MNIST": _fashion,
         "CIFAR-10": _grey_cifar10,
         "digits": _large_digits,
@@ -157,7 +154,7 @@ def _large_digits(data_dir: Path | None) -> Parts:
         large = F.interpolate(images, size=(28, 28), mode="bilinear", align_corners=False)
         return Examples((255 * large).round().to(torch.uint8), part.labels, pixels=UNIT)
 
-    train, test = _digits(data_dir)
+    train, test = digits(data_dir)
     return enlarged(train), enlarged(test)
 
 
@@ -176,7 +173,7 @@ def _permuted(name: str, load: Load, hidden: tuple[int, ...]) -> Entry:
     return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=True)
 
 
-_mnist, _fashion = _published("mnist", UNIT), _published("fashion-mnist", UNIT)
+mnist, _fashion = _published("mnist", UNIT), _published("fashion-mnist", UNIT)
 _cifar10 = _published("cifar10", SIGNED)
 _grey_cifar10 = _published("cifar10", SIGNED, grey=True)
 FASHION = "top trouser pullover dress coat sandal shirt sneaker bag boot"
@@ -185,19 +182,16 @@ DEEP = (150, 150, 150, 150)
 LETTERS = "A B C D E F G H I J"
 PAIRS_OF_LETTERS = ((0, 5), (1, 6), (2, 7), (3, 8), (4, 9))
 
-ENTRIES = (  # the order of `evcl list`
-    _permuted("permuted-mnist", _mnist, (100, 100)),
-    _split("split-mnist", _mnist, (256, 256)),
-    _split("split-notmnist", _notmnist, DEEP, PAIRS_OF_LETTERS, LETTERS),
+ENTRIES = (
+    _permuted("permuted-mnist", mnist, (100, 100)),
+    _split("split-mnist", mnist, (256, 256)),
+    _split("split-notmnist", notmnist, DEEP, PAIRS_OF_LETTERS, LETTERS),
     _split("split-fashion-mnist", _fashion, DEEP, words=FASHION),
     _split("split-cifar10", _grey_cifar10, DEEP, words=CIFAR10),
     _split("split-cifar10-rgb", _cifar10, DEEP, words=CIFAR10),
     _split("split-cifar10-conv", _cifar10, reduced_resnet18, words=CIFAR10),
     _split_cifar100("split-cifar100"),
     _five_datasets("five-datasets", (256, 256)),
-    *TEXTS,
-    _permuted("permuted-digits", _digits, (100, 100)),
-    _split("split-digits", _digits, (100, 100)),
-    *characters.entries(_digits, _mnist, _notmnist),
-    *LANGUAGE,
+    _permuted("permuted-digits", digits, (100, 100)),
+    _split("split-digits", digits, (100, 100)),
 )

@@ -1,21 +1,37 @@
 """Data sets: fetched from several sources, verified by checksum, and returned as uint8 arrays."""
 
-from evcl.data.catalog import CATALOG
-from evcl.data.cifar100 import CIFAR100_CLASSES, load_cifar100
-from evcl.data.datasets import (
-    Dataset,
-    Status,
-    Verified,
-    fetch,
-    load,
-    load_arrays,
-    load_grey28,
-    load_texts,
-    status,
-    verify,
-)
-from evcl.data.digits import digits
-from evcl.data.formats import grey28
+from typing import TYPE_CHECKING
+
+from evcl._core.lazy import lazily
+
+if TYPE_CHECKING:
+    from evcl.data.catalog import CATALOG
+    from evcl.data.cifar100 import CIFAR100_CLASSES, load_cifar100
+    from evcl.data.datasets import (
+        Dataset,
+        Status,
+        Verified,
+        fetch,
+        load,
+        load_arrays,
+        load_grey28,
+        load_texts,
+        status,
+        verify,
+    )
+    from evcl.data.embedded import digits
+    from evcl.data.formats import grey28
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "evcl.data.catalog": "CATALOG",
+            "evcl.data.cifar100": "CIFAR100_CLASSES load_cifar100",
+            "evcl.data.datasets": "Dataset Status Verified fetch load load_arrays load_grey28 load_texts status verify",
+            "evcl.data.embedded": "digits",
+            "evcl.data.formats": "grey28",
+        },
+    )
 
 __all__ = [
     "CATALOG",

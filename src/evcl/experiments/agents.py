@@ -20,69 +20,51 @@ from evcl.experiments.config import Config
 from evcl.experiments.outcome import environment
 from evcl.experiments.result import Environment, Result, summarise
 from evcl.experiments.resume import identity, program_name
-from evcl.experiments.run import Event
+from evcl.experiments.run import Event, OnEvents
 from evcl.experiments.samples import film_strips
-from evcl.methods import Method
 from evcl.rl.acting import films
 from evcl.rl.learning import Saver
 from evcl.training import Checkpoints
 
 SHOWN = 8  # pictures of an episode
-OnEvent = Callable[[Sequence[int], Event], object]
 
 
-def make(benchmark: str) -> Agents:
-    """The kind of this stream of environments."""
-    return Agents(benchmark)
+def execute(
+    cells: Sequence[Config],
+    on_event: OnEvents,
+    allow_divergence: bool,
+    checkpoints: Checkpoints | None,
+) -> list[Result]:
+    """The results of cells that differ only in their seed, side by side as replicas."""
+    lead = replace(cells[0], seeds=tuple(cell.seed for cell in cells))
+    _check(lead)
+    everyone, now = range(len(cells)), Event(lead.seeds, 0, lead.tasks, 0.0)
 
+    def heard(task: int, done: float, returns: Tensor | None) -> None:
+        nonlocal now
+        seen = None if returns is None else float(returns[:, : task + 1].mean())
+        now = Event(lead.seeds, task, lead.tasks, (task + done) / lead.tasks, seen)
+        on_event(everyone, now)
 
-class Agents:
-    """A `Kind`: agents learn a stream of environments."""
-
-    def __init__(self, stream: str) -> None:
-        self.stream = stream
-
-    def method(self, name: str) -> Method:
-        """The method with the settings of this stream as its defaults."""
-        return rl.method(name, self.stream)
-
-    def execute(
-        self,
-        cells: Sequence[Config],
-        on_event: OnEvent,
-        allow_divergence: bool,
-        checkpoints: Checkpoints | None,
-    ) -> list[Result]:
-        """The results of cells that differ only in their seed, side by side as replicas."""
-        lead = replace(cells[0], seeds=tuple(cell.seed for cell in cells))
-        _check(lead)
-        everyone, now = range(len(cells)), Event(lead.seeds, 0, lead.tasks, 0.0)
-
-        def heard(task: int, done: float, returns: Tensor | None) -> None:
-            nonlocal now
-            seen = None if returns is None else float(returns[:, : task + 1].mean())
-            now = Event(lead.seeds, task, lead.tasks, (task + done) / lead.tasks, seen)
-            on_event(everyone, now)
-
-        machine = environment(lead.device)
-        with contextlib.ExitStack() as stack:
-            saver = None
-            if checkpoints is not None:
-                asked = stack.enter_context(deferred())
-                own = replace(checkpoints.of(program_name([lead])), stop=checkpoints.stop or asked)
-                saver = Saver(own, [identity(lead)], asdict(machine), partial(_note, on_event, everyone, lambda: now))
-            stream, method = rl.stream(self.stream, lead.tasks), self.method(lead.method)
-            try:
-                found = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, saver)
-            except Diverged:
-                if not allow_divergence:
-                    raise
-                if len(cells) > 1:  # find out which of them diverge
-                    return [self.execute([cell], on_event, True, None)[0] for cell in cells]
-                return [_made(cells[0], np.full((lead.tasks, lead.tasks), np.nan), 0.0, None, machine, None)]
-        seconds, size = found.seconds / len(cells), found.agent.memory_bytes()
-        each = zip(cells, found.returns.numpy(), _films(found.agent), strict=True)
-        return [_made(cell, matrix, seconds, size, machine, film) for cell, matrix, film in each]
+    machine = environment(lead.device)
+    with contextlib.ExitStack() as stack:
+        saver = None
+        if checkpoints is not None:
+            asked = stack.enter_context(deferred())
+            own = replace(checkpoints.of(program_name([lead])), stop=checkpoints.stop or asked)
+            saver = Saver(own, [identity(lead)], asdict(machine), partial(_note, on_event, everyone, lambda: now))
+        stream, method = rl.stream(lead.benchmark, lead.tasks), rl.method(lead.method, lead.benchmark)
+        try:
+            found = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, saver)
+        except Diverged:
+            if not allow_divergence:
+                raise
+            if len(cells) > 1:  # find out which of them diverge
+                return [execute([cell], on_event, True, None)[0] for cell in cells]
+            return [_made(cells[0], np.full((lead.tasks, lead.tasks), np.nan), 0.0, None, machine, None)]
+    seconds, size = found.seconds / len(cells), found.agent.memory_bytes()
+    each = zip(cells, found.returns.numpy(), _films(found.agent), strict=True)
+    return [_made(cell, matrix, seconds, size, machine, film) for cell, matrix, film in each]
 
 
 def _check(config: Config) -> None:
@@ -97,7 +79,7 @@ def _check(config: Config) -> None:
         raise EvclError(f"agents learn in fp32: leave out --precision {config.precision}", setting="precision")
 
 
-def _note(on_event: OnEvent, some: Sequence[int], now: Callable[[], Event], text: str) -> None:
+def _note(on_event: OnEvents, some: Sequence[int], now: Callable[[], Event], text: str) -> None:
     on_event(some, replace(now(), accuracy=None, note=text))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-import evcl.experiments.streams  # noqa: F401 - adds streams of rows to the benchmarks
 from evcl import benchmarks, methods
 from evcl._core import bounds
 from evcl._core.errors import EvclError
@@ -107,10 +106,15 @@ def configure(
 def method_of(benchmark: str, name: str) -> methods.Method:
     """The method with the settings that it has on this benchmark."""
     kind = benchmarks.BENCHMARKS[benchmark].kind
-    if kind is None:
-        return methods.get(name)
-    found: methods.Method = kind.method(name)
-    return found
+    if kind == "rows":
+        from evcl.experiments import streams
+
+        return streams.method(name)
+    if kind == "agents":
+        from evcl import rl
+
+        return rl.method(name, benchmark)
+    return methods.get(name)
 
 
 def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[str, str]:

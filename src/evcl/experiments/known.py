@@ -30,6 +30,9 @@ class KnownBenchmark(NamedTuple):
     kind: str  # whose methods it has: a key of "methods" in the file
 
 
+_OF_KIND = {None: "tasks", "rows": "rows", "agents": ""}  # those of agents depend on the stream
+
+
 class KnownMethod(Protocol):
     """A method as a preset and a report use it; an `evcl.methods.Method` is one."""
 
@@ -65,7 +68,7 @@ def known_benchmark(name: str) -> KnownBenchmark | None:
 
         if name in BENCHMARKS:
             entry: Entry = BENCHMARKS[name]
-            return KnownBenchmark(entry.summary, entry.tasks, entry.score, "tasks" if entry.kind is None else name)
+            return KnownBenchmark(entry.summary, entry.tasks, entry.score, _OF_KIND[entry.kind] or name)
     return None
 
 

@@ -21,7 +21,6 @@ from evcl._core.interrupts import deferred
 from evcl._core.ranks import Ranks
 from evcl._core.torchrun import own as own_rank
 from evcl.experiments.config import Config
-from evcl.experiments.generated import uncertainty
 from evcl.experiments.outcome import environment, result_of
 from evcl.experiments.result import Result, merge, summarise
 from evcl.experiments.resume import identity, program_name
@@ -101,7 +100,11 @@ def execute_together(
     if kind is not None:
         if ranks is not None:
             raise EvclError(f"{cells[0].benchmark} is learned by a single process: leave out torchrun")
-        return kind.execute(cells, on_event, allow_divergence, checkpoints)
+        if kind == "rows":
+            from evcl.experiments.streams import execute as run
+        else:
+            from evcl.experiments.agents import execute as run
+        return run(cells, on_event, allow_divergence, checkpoints)
     try:
         return _side_by_side(cells, on_event, allow_divergence, ranks, checkpoints)
     except Undecided:
@@ -205,11 +208,19 @@ def _side_by_side(
     shape = {"tasks": lead.tasks, **_trunk(streams[0], lead.network), "precision": lead.precision}
     shape |= {"device": lead.device, **({"scenario": lead.scenario} if lead.scenario else {})}
     size, names = run.memory_bytes(), [task.name for task in streams[0]]
-    unsure = uncertainty(run, streams[0])
+    unsure = _uncertainty(run, streams[0])
     results = [result_of(cell, r, found, shape, seconds, size, machine, names) for r, cell in enumerate(cells)]
     if not unsure:
         return results
     return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]
+
+
+def _uncertainty(run: Run, stream: benchmarks.Benchmark) -> list[float]:
+    if stream.energy is None:
+        return []
+    from evcl.experiments.generated import uncertainty
+
+    return uncertainty(run, stream)
 
 
 def _likelihood(stream: benchmarks.Benchmark, cells: Sequence[Config]) -> Likelihood:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from msgspec.structs import asdict
@@ -19,22 +19,21 @@ from evcl._core.errors import Diverged, EvclError, unknown
 from evcl._core.interrupts import deferred
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting
 from evcl._core.summaries import METHOD_SUMMARIES, ROW_SUMMARIES
-from evcl.benchmarks import Benchmark, Entry, Request, register
+from evcl.experiments.config import Config
+from evcl.experiments.outcome import environment
 from evcl.experiments.result import AlarmRow, Environment, Result, binned, prequential, summarise
 from evcl.experiments.resume import identity, program_name
+from evcl.experiments.run import Event, OnEvents
 from evcl.methods import Method
 from evcl.streams import SETTINGS, Prequential, Stream
 from evcl.streams.evaluation import BATCH, Feed, batches
 from evcl.streams.online import Online
 from evcl.streams.prequential import window_of
 from evcl.streams.saved import save
-from evcl.streams.sources import REPORTED, Source, get
+from evcl.streams.sources import Source, get
 from evcl.training import Checkpoints, Stopped
 from evcl.training.checkpoint import DESCRIPTION, DIGEST, FORMAT, clear, digest, files, newest
 from evcl.training.checkpointer import check_identity, unfinished
-
-if TYPE_CHECKING:
-    from evcl.experiments.config import Config
 
 Learner = Stream | Online
 NEITHER: dict[str, Setting | None] = dict.fromkeys((*TRAINING, *BAYESIAN, *CORESET))  # a stream has other settings
@@ -61,30 +60,23 @@ METHODS = {
 """The methods for streams of rows."""
 
 
-class Rows:
-    """Runs the methods on streams of rows (`evcl.benchmarks.Kind`), one seed after another, on the CPU."""
+def method(name: str) -> Method:
+    """The method of this name for streams of rows."""
+    if name not in METHODS:
+        raise unknown("method for a stream of rows", name, METHODS)
+    return METHODS[name]
 
-    def method(self, name: str) -> Method:
-        if name not in METHODS:
-            raise unknown("method for a stream of rows", name, METHODS)
-        return METHODS[name]
 
-    def execute(
-        self,
-        cells: Sequence[Config],
-        on_event: Callable[[Sequence[int], Any], object],
-        allow_divergence: bool,
-        checkpoints: Checkpoints | None,
-    ) -> list[Result]:
-        return [_run(cell, partial(on_event, [i]), allow_divergence, checkpoints) for i, cell in enumerate(cells)]
+def execute(
+    cells: Sequence[Config], on_event: OnEvents, allow_divergence: bool, checkpoints: Checkpoints | None
+) -> list[Result]:
+    """The results of cells, one after another, on the CPU."""
+    return [_run(cell, partial(on_event, [i]), allow_divergence, checkpoints) for i, cell in enumerate(cells)]
 
 
 def _run(
     cell: Config, on_event: Callable[[Any], object], allow_divergence: bool, checkpoints: Checkpoints | None
 ) -> Result:
-    from evcl.experiments.outcome import environment  # it registers these benchmarks
-    from evcl.experiments.run import Event  # it registers these benchmarks
-
     _check(cell)
     source, machine = get(cell.benchmark), environment("cpu")
     with contextlib.ExitStack() as stack:
@@ -217,16 +209,3 @@ def _result(
         memory_bytes=sum(tensor.numel() * tensor.element_size() for tensor in state.values()),
         environment=machine,
     )
-
-
-def entry(source: Source) -> Entry:
-    """A stream of rows as a benchmark."""
-
-    def build(request: Request) -> Benchmark:
-        raise EvclError(f"{source.name} is a stream of rows, not of tasks: evcl.streams.get({source.name!r}) reads it")
-
-    return Entry(source.name, source.summary, build, source.seeded, 1, 1, Rows(), method="ekf", cpu=True)
-
-
-for _source in REPORTED:
-    register(entry(_source))

@@ -1,114 +1,38 @@
 """Reports: tables, figures and an HTML page from results."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
+import evcl.experiments  # noqa: F401  (raises if msgspec is missing)
+from evcl._core.lazy import lazily
 
-from evcl._core.errors import EvclError, extra
-from evcl._core.files import locked, remove_leftovers, write_atomically
-from evcl.experiments.samples import decoded
-from evcl.report.cells import Table
-from evcl.report.diagnostics import DIAGNOSTICS
-from evcl.report.figures import FIGURES, KINDS, save_figure
-from evcl.report.page import page
-from evcl.report.results import Group, Line, by_benchmark, file_name, find_results, scenarios
-from evcl.report.streams import STREAM_FIGURES, overview, stream_table, streams_markdown
-from evcl.report.tables import (
-    caption,
-    full_table,
-    main_table,
-    matrix_table,
-    paired_difference,
-    paired_table,
-    percent,
-    rows,
-    scenario_table,
-    short_columns,
-    tables_markdown,
-)
-
-LOCK = ".evcl-report.lock"  # in the folder while a report is written
-
-
-def check_installed() -> None:
-    """Make sure, before hours of training, that figures and the page can be drawn."""
-    with extra("report", "figures and the page need matplotlib and plotly"):
-        import matplotlib  # noqa: F401
-        import plotly  # noqa: F401
-
-
-def write_report(folder: Path, title: str = "Continual learning with evcl", made: str = "") -> list[Path]:
-    """Write `figures/` (SVG, PNG, PDF), `tables/` (CSV, LaTeX), `tables.md` and `index.html` for all results below
-    `folder`; return their paths. `made`: the date that the page shows.
-    """
-    check_installed()
-    groups = by_benchmark(find_results(folder))
-    try:
-        for name in ("figures", "tables"):
-            (folder / name).mkdir(exist_ok=True)
-        with locked(folder / LOCK, f"{folder}: another evcl is writing a report there"):
-            return _written(folder, groups, title, made)
-    except OSError as error:
-        raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
-
-
-def _written(folder: Path, groups: dict[str, Group], title: str, made: str) -> list[Path]:
-    """Write the report, while no other process does; what a killed one left is removed."""
-    written: list[Path] = []
-    for group in groups.values():
-        for suffix, draw in {**(STREAM_FIGURES if group.is_stream else FIGURES), **DIAGNOSTICS}.items():
-            figure = draw(group)
-            for kind in KINDS if figure is not None else ():
-                assert figure is not None
-                written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
-                remove_leftovers(written[-1])
-                save_figure(figure, written[-1])
-        for line in group.lines:
-            if line.result.samples is not None:
-                written.append(folder / "figures" / f"{group.slug}-samples-{file_name(line.label)}.png")
-                write_atomically(written[-1], partial(_write_bytes, content=decoded(line.result.samples)))
-    texts: dict[str, str] = {}
-    for name, table in tables_of(list(groups.values())).items():
-        texts |= {f"tables/{name}.csv": table.csv(), f"tables/{name}.tex": table.latex()}
-    texts |= {"tables.md": _markdown(list(groups.values()), title), "index.html": page(groups, title, made)}
-    for name, text in texts.items():
-        written.append(folder / name)
-        remove_leftovers(written[-1])
-        write_atomically(written[-1], partial(_write, text=text))
-    return written
-
-
-def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
-    """Every table of a report, by its name as used in file names."""
-    tasks, streams = ([group for group in groups if group.is_stream == is_stream] for is_stream in (False, True))
-    found = {"all-benchmarks": main_table(tasks)} if tasks else {}
-    found |= {f"all-streams-{name}": overview(streams, name) for name in ("accuracy", "nll") if streams}
-    found |= {f"scenarios-{file_name(name)}": scenario_table(some) for name, some in scenarios(groups).items()}
-    for group in groups:
-        found[group.slug] = stream_table(group) if group.is_stream else full_table(group, every=True)
-        if not group.is_stream:
-            found[f"{group.slug}-matrices"] = matrix_table(group)
-            paired = paired_table(group)
-            found |= {} if paired is None else {f"{group.slug}-differences": paired}
-    return found
-
-
-def _markdown(groups: list[Group], title: str) -> str:
-    """The tables of tasks, and below them those of streams."""
-    tasks, streams = ([group for group in groups if group.is_stream == is_stream] for is_stream in (False, True))
-    parts = [tables_markdown(tasks, title)] if tasks else []
-    return "\n".join([*parts, *([streams_markdown(streams, title)] if streams else [])])
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, "utf-8", newline="\n")
-
+if TYPE_CHECKING:
+    from evcl.report.cells import Table
+    from evcl.report.html_page import page
+    from evcl.report.results import Group, Line, by_benchmark, find_results
+    from evcl.report.tables import (
+        caption,
+        full_table,
+        main_table,
+        paired_difference,
+        paired_table,
+        percent,
+        rows,
+        short_columns,
+        tables_markdown,
+    )
+    from evcl.report.written import check_installed, write_report
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "evcl.report.cells": "Table",
+            "evcl.report.html_page": "page",
+            "evcl.report.results": "Group Line by_benchmark find_results",
+            "evcl.report.tables": "caption full_table main_table paired_difference paired_table percent rows "
+            "short_columns tables_markdown",
+            "evcl.report.written": "check_installed write_report",
+        },
+    )
 
 __all__ = [
     "Group",
