@@ -34,7 +34,7 @@ def learn(one, tasks):
 
 
 def state(one):
-    return {name: t.clone() for name, t in one._run.tensors().items()}
+    return {name: t.clone() for name, t in one.parts.run.tensors().items()}
 
 
 def same(a, b):

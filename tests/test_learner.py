@@ -107,7 +107,7 @@ def test_prediction_advances_no_generator():
         if i:
             learner.predict_proba(first[0])
         learner.learn(second)
-    a, b = (learner._run.network.posterior.mean for learner in learners)
+    a, b = (learner.parts.run.network.posterior.mean for learner in learners)
     assert torch.equal(a, b)
 
 
@@ -116,10 +116,10 @@ def test_kept_draws_follow_the_posterior():
     learner = small(init_std=0.1, epochs=1)
     learner.learn((x, y))
     before = learner.predict_proba(x)
-    learner._run.network.posterior.mean.mul_(0.5)
+    learner.parts.run.network.posterior.mean.mul_(0.5)
     assert not np.allclose(learner.predict_proba(x), before)
     learner.learn((x, 1 - y), head="0")
-    run = learner._run
+    run = learner.parts.run
     fresh = predict.draws(run.network, run.network.posterior, run.seeds, run.settings.predict_samples, [0])
     assert all(torch.equal(a, b) for a, b in zip(run.draws([0]), fresh, strict=True))
 
@@ -179,7 +179,7 @@ def test_more_draws_average_more_weights():
         learner = small(init_std=0.3, predict_samples=draws)
         learner.learn((x, y), epochs=1)
         found.append(learner.predict_proba(x))
-        assert len(list(learner._run.draws([0]))) == draws
+        assert len(list(learner.parts.run.draws([0]))) == draws
     assert not np.allclose(found[0], found[1])
 
 
@@ -374,7 +374,7 @@ def test_a_coreset_is_kept_saved_and_predicts(tmp_path):
     learner.learn(first, task="first")
     learner.learn(second, task="second")
     p = learner.predict_proba(first[0], "first")
-    run = learner._run
+    run = learner.parts.run
     with run.predicting_from(run.network.posterior):  # and not from the copy that was tuned
         assert not np.allclose(learner.predict_proba(first[0], "first"), p, atol=1e-3)
     assert np.array_equal(learner.predict_proba(first[0], "first"), p)
@@ -507,13 +507,13 @@ X, Y = blobs()
 def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, message):
     learner = small()
     learner.learn((X, Y), task="something", epochs=1)
-    before = {name: t.clone() for name, t in learner._run.tensors().items()}
+    before = {name: t.clone() for name, t in learner.parts.run.tensors().items()}
     with pytest.raises(evcl.EvclError) as error:
         learner.learn(data, **options)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert learner.tasks == ("something",)
-    after = learner._run.tensors()
+    after = learner.parts.run.tensors()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -669,7 +669,7 @@ def test_a_posterior_that_is_lost_in_the_last_step_is_not_kept():
     assert learner.tasks == ()
     stiff = small(strength=1e12, epochs=1)
     stiff.learn((X, Y))
-    stiff._run.memory.importance.add_(1e30)
+    stiff.parts.run.memory.importance.add_(1e30)
     with pytest.raises(evcl.EvclError, match="task '1': the penalty is infinite"):
         stiff.learn((X, Y))
 
@@ -725,9 +725,9 @@ def test_kept_rows_can_be_dropped_again(method):
     y = (x[:, 0] > 0).long()
     learner.learn((x, y), "a")
     learner.keep(10).learn((x, y), "b", head="a")
-    assert learner._run.kept_examples()
+    assert learner.parts.run.kept_examples()
     learner.keep(0).learn((x, y), "c", head="a")
-    assert not learner._run.kept_examples()
+    assert not learner.parts.run.kept_examples()
 
 
 def own_trunk(value):
@@ -747,13 +747,13 @@ def test_examples_can_be_kept_at_any_time_if_the_prior_is_a_network(make, tmp_pa
     learner = evcl.Learner(make(), "evcl", **options)
     learner.learn(tasks[0])
     learner.save(tmp_path / "model")
-    own = isinstance(learner._plain, evcl.nn.MLP)
+    own = isinstance(learner.parts.plain, evcl.nn.MLP)
     loaded = evcl.load(tmp_path / "model", network=None if own else own_trunk(0.7))
     for each in (learner, loaded):
         each.learn(tasks[1])
         each.keep(10)
         each.learn(tasks[2])
-    assert all(torch.equal(t, loaded._run.tensors()[name]) for name, t in learner._run.tensors().items())
+    assert all(torch.equal(t, loaded.parts.run.tensors()[name]) for name, t in learner.parts.run.tensors().items())
     assert (learner.predict_proba(x, 0) == loaded.predict_proba(x, 0)).all()
 
 

@@ -25,7 +25,7 @@ def small(method="ewc", **options):
 
 
 def weights(learner):
-    return learner._run.network.posterior.mean
+    return learner.parts.run.network.posterior.mean
 
 
 # --- learn(x, y), classes= -----------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def known(monkeypatch):
         asked.append((head, task))
         return P[None, : x.shape[1]]
 
-    monkeypatch.setattr(learner._run, "predict", predict)
+    monkeypatch.setattr(learner.parts.run, "predict", predict)
     return learner, asked
 
 
@@ -148,7 +148,7 @@ def test_labels_that_the_head_does_not_know(known):
 
 def test_a_label_of_probability_0(known, monkeypatch):
     learner, _ = known
-    monkeypatch.setattr(learner._run, "predict", lambda *_, **__: torch.tensor([[[1.0, 0.0]]]))
+    monkeypatch.setattr(learner.parts.run, "predict", lambda *_, **__: torch.tensor([[[1.0, 0.0]]]))
     close(learner.measure((X[:1], [8]), "a"), 0.0, -math.log(TINY), 1.0)
     close(learner.measure((X[:1], [3]), "a"), 1.0, 0.0, 0.0)
 

@@ -53,7 +53,7 @@ def small(network=None, method="evcl", **options):
 
 
 def same(a, b):
-    a, b = a._run.tensors(), b._run.tensors()
+    a, b = a.parts.run.tensors(), b.parts.run.tensors()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -293,9 +293,9 @@ def test_the_terms_are_those_of_the_equations(make):
         make(), dtype=torch.float64, strength=7.0, tempering=0.3, fisher_floor=0.01, fisher_scale="none", distill=0
     )
     learner.learn((X, Y), task="old")
-    before = {name: t.clone() for name, t in learner._run.tensors().items()}
+    before = {name: t.clone() for name, t in learner.parts.run.tensors().items()}
     learner.learn(clouds(seed=1), "second", "old")
-    m, s = (learner._run.tensors()[f"posterior.{part}"] for part in ("mean", "log_std"))
+    m, s = (learner.parts.run.tensors()[f"posterior.{part}"] for part in ("mean", "log_std"))
     m0, s0 = before["posterior.mean"], before["posterior.log_std"]
     q, prior = (torch.distributions.Normal(a, b.exp()) for a, b in ((m, s), (m0, s0)))
     kl = 0.3 / 60 * torch.distributions.kl_divergence(q, prior).sum()
@@ -320,9 +320,9 @@ def test_the_first_tasks_elastic_term_and_a_plain_networks_kl_are_0():
 def test_a_term_of_ones_own_is_reported():
     learner = small(method="huber", dtype=torch.float64)
     learner.learn((X, Y))
-    before = learner._run.tensors()["posterior.mean"].clone()
+    before = learner.parts.run.tensors()["posterior.mean"].clone()
     learner.learn(clouds(seed=1), head="0")
-    after = learner._run.tensors()["posterior.mean"]
+    after = learner.parts.run.tensors()["posterior.mean"]
     expected = 0.1 * nn.functional.huber_loss(after, before, reduction="sum", delta=0.1)
     assert learner.history["1"][-1].other == pytest.approx(float(expected), rel=1e-9)
 
@@ -499,7 +499,7 @@ def test_a_weight_is_a_number_of_copies(method, make, fisher):
         weighted.learn((X, Y), class_weight={"yes": 3.0})
         copied.learn((X[rows], Y[rows]))
         plain.learn((X, Y))
-    a, b, c = (one._run.tensors() for one in (weighted, copied, plain))
+    a, b, c = (one.parts.run.tensors() for one in (weighted, copied, plain))
     for name in ("posterior.mean", "memory/importance") if method == "evcl" else ("posterior.mean",):
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-7)
     assert (a["posterior.mean"] - c["posterior.mean"]).abs().max() > 0.01
@@ -522,7 +522,8 @@ def test_balanced_is_scikit_learns():
     assert same(*learners[:2])
     for one in learners[2:]:  # only ratios count
         close = [
-            torch.allclose(one._run.tensors()[name], t, atol=1e-4) for name, t in learners[0]._run.tensors().items()
+            torch.allclose(one.parts.run.tensors()[name], t, atol=1e-4)
+            for name, t in learners[0].parts.run.tensors().items()
         ]
         assert all(close) == (one is learners[2])
 

@@ -128,7 +128,7 @@ def test_groups_of_classes_and_any_number_of_rows(kind, tmp_path):
     learner = evcl.EVCL(evcl.nn.mlp(5, [8]), **SMALL)
     learner.learn((x, y), "first")
     learner.learn((x + 3, y + 2), "second", head="first")
-    assert len(learner._session.groups["first"]) == 2
+    assert len(learner.parts.session.groups["first"]) == 2
     run = opened(exported(learner, tmp_path / f"model.{kind}", task="first"))
     for some in (x[:1], x, torch.cat([x, x + 3])):
         agree(run(some), learner.predictions(some, "first"))

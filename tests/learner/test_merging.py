@@ -113,7 +113,7 @@ def test_sites_of_other_classes_make_one_model_of_all(method):
     assert right[0] >= max(right) - 0.01
     at_once = after(base, 4, (0, 1, 2))
     assert right[0] >= at_once.measure((x, y), 0).accuracy - 0.03
-    certain = [float(one._run.network.posterior.log_std.mean()) for one in (base, *sites, merged)]
+    certain = [float(one.parts.run.network.posterior.log_std.mean()) for one in (base, *sites, merged)]
     assert certain[-1] < min(certain[1:-1]) < certain[0]  # it has learned from more rows than any other
 
 

@@ -33,7 +33,7 @@ def loader(x=X, y=Y, batch=50, **options):
 
 
 def mean(learner):
-    return learner._run.network.posterior.mean
+    return learner.parts.run.network.posterior.mean
 
 
 @pytest.mark.parametrize("method", ["naive", "evcl", "vcl", "ewc", "si", "er", "agem", "lwf", "kfac-evcl", "vogn"])
@@ -45,8 +45,8 @@ def test_a_loader_that_fits_in_memory_is_learned_as_if_it_were_read_once(method)
         learner.learn(loader(X + k), reread=True)
     assert torch.equal(mean(learner), mean(whole))
     assert [epoch.nll for epoch in learner.history["1"]] == pytest.approx([epoch.nll for epoch in whole.history["1"]])
-    for name, tensor in learner._run.tensors().items():
-        assert torch.equal(tensor, whole._run.tensors()[name]), name
+    for name, tensor in learner.parts.run.tensors().items():
+        assert torch.equal(tensor, whole.parts.run.tensors()[name]), name
 
 
 @pytest.mark.parametrize("method", ["evcl", "er", "lwf"])
@@ -55,7 +55,7 @@ def test_a_loader_that_does_not_fit_is_learned_in_parts(method):
     for _ in range(2):
         learner.learn(loader(shuffle=True), reread=80)
     assert learner.measure((X, Y), task=0).accuracy > 0.75
-    rows = learner._run.memory
+    rows = learner.parts.run.memory
     if method == "evcl":
         assert float(rows.rows[0]) == 300  # all examples count, not only those held at a time
 
@@ -103,7 +103,7 @@ def test_the_sample_is_uniform_and_has_every_class():
     learner = made("naive", epochs=1)
     learner.learn(loader(torch.arange(1000.0)[:, None].expand(-1, 6) / 1000, y), reread=200)
     assert learner.classes() == (0, 1)
-    density = learner._session.density
+    density = learner.parts.session.density
     assert abs(float(density.mean.mean()) - 0.5) < 0.08
 
 
@@ -204,7 +204,7 @@ def test_accumulate_is_saved_and_checked(tmp_path):
     learner = made(accumulate=3, epochs=1)
     learner.learn((X, Y))
     learner.save(tmp_path / "model.safetensors")
-    assert evcl.load(tmp_path / "model.safetensors", network())._run.accumulate == 3
+    assert evcl.load(tmp_path / "model.safetensors", network()).parts.run.accumulate == 3
     with pytest.raises(evcl.EvclError, match="accumulate must be a whole number of at least 1"):
         made(accumulate=0)
 

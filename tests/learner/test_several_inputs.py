@@ -166,7 +166,7 @@ def test_two_inputs_are_learned_as_the_same_network_learns_them_from_one(method)
     for k in range(2):
         whole.learn((torch.cat([U, V], 1) + k, Y))
         learner.learn(((U + k, V + k), Y))
-    ours, theirs = learner._run.tensors(), whole._run.tensors()
+    ours, theirs = learner.parts.run.tensors(), whole.parts.run.tensors()
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
@@ -198,7 +198,7 @@ def test_replicas_beside_each_other_learn_as_alone(method):
 def test_the_fisher_of_packed_inputs_is_that_of_single_examples():
     learner = two("ewc", dtype=torch.float64)
     learner.learn(((U, V), Y))
-    network, mean = learner._run.network, learner._run.network.posterior.mean
+    network, mean = learner.parts.run.network, learner.parts.run.network.posterior.mean
     x, _ = pack({"u": U, "v": V}, network.call.form, torch.float64)
     found = fisher(Sample(network, mean, network.layout, [0], x.unsqueeze(0), Y.unsqueeze(0)), "empirical")
     total = torch.zeros_like(found)
@@ -262,7 +262,7 @@ def test_every_form_of_the_same_data_is_learned_alike(data):
     wanted, learner = two(epochs=2), two(epochs=2)
     wanted.learn((U, V), Y)
     learner.learn(data)
-    assert torch.equal(learner._run.network.posterior.mean, wanted._run.network.posterior.mean)
+    assert torch.equal(learner.parts.run.network.posterior.mean, wanted.parts.run.network.posterior.mean)
     assert learner.measure(data) == wanted.measure(((U, V), Y))
     for x in ((U, V), {"u": U, "v": V}, {"v": V, "u": U, "label": Y}):
         assert torch.equal(learner.predict_proba(x), wanted.predict_proba((U, V)))
@@ -274,7 +274,7 @@ def test_the_column_of_labels_can_be_named():
     learner = two(epochs=2)
     with pytest.raises(evcl.EvclError, match=r"no column 'label' or 'labels' among u, v, topic: name the column"):
         learner.learn({"u": U, "v": V, "topic": Y})
-    assert learner._run.network.call.form is None
+    assert learner.parts.run.network.call.form is None
     learner.learn({"u": U, "v": V, "topic": ["a", "b"] * 20}, label="topic")
     assert learner.classes() == ("a", "b")
     named = {"u": U, "v": V, "topic": ["a", "b"] * 20}
@@ -292,7 +292,7 @@ def test_a_dict_with_one_input_is_that_input():
     x = normal(20, 4)
     learner = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=1)
     learner.learn({"pixel_values": x, "label": Y[:20]})
-    assert learner._run.network.call.form is None
+    assert learner.parts.run.network.call.form is None
     assert torch.equal(learner.predict_proba({"pixel_values": x}), learner.predict_proba(x))
 
 
@@ -333,7 +333,7 @@ def test_a_failed_first_task_decides_nothing():
     learner = two(epochs=1)
     with pytest.raises(evcl.EvclError, match="the network does not take 'u' \\[40, 3\\], 'v' \\[40, 5\\]"):
         learner.learn((V, U), Y)
-    assert learner._run.network.call.form is None
+    assert learner.parts.run.network.call.form is None
     learner.learn((U, V), Y)
 
 
@@ -347,13 +347,13 @@ def test_several_inputs_after_one_array_are_refused():
 def test_only_and_skip_and_files_use_the_networks_own_names(tmp_path):
     learner = two(epochs=2, only="c")
     learner.learn((U, V), Y)
-    assert learner._run.network.trunk_names == ("c.weight", "c.bias")
+    assert learner.parts.run.network.trunk_names == ("c.weight", "c.bias")
     plain = learner.mean_network()
     assert [name for name, _ in plain.named_parameters()][:2] == ["0.a.weight", "0.a.bias"]
     torch.testing.assert_close(plain(U, V), plain(v=V, u=U))
     learner.save(tmp_path / "model.safetensors")
     loaded = evcl.load(tmp_path / "model.safetensors", quietly(Two))
-    assert loaded._run.network.call.form == learner._run.network.call.form
+    assert loaded.parts.run.network.call.form == learner.parts.run.network.call.form
     assert torch.equal(loaded.predict_proba({"u": U, "v": V}), learner.predict_proba((U, V)))
 
 
@@ -397,11 +397,11 @@ def test_batches_may_have_different_lengths():
     learner, whole = reader(epochs=2), reader(epochs=2)
     learner.learn(DataLoader(items, 5, collate_fn=collate, generator=torch.Generator()))
     whole.learn((x, y))
-    assert torch.equal(learner._run.network.posterior.mean, whole._run.network.posterior.mean)
+    assert torch.equal(learner.parts.run.network.posterior.mean, whole.parts.run.network.posterior.mean)
     items.items = [(torch.tensor(a), c) for a, c in items.items]
     alike = reader(epochs=2)
     alike.learn(items)
-    assert torch.equal(alike._run.network.posterior.mean, whole._run.network.posterior.mean)
+    assert torch.equal(alike.parts.run.network.posterior.mean, whole.parts.run.network.posterior.mean)
 
 
 def test_validation_may_be_longer():
@@ -455,7 +455,7 @@ def test_an_output_is_chosen(tmp_path, form, output):
     learner = evcl.EVCL(quietly(lambda: Outputs(form)), epochs=2, output=output)
     for one in (plain, learner):
         one.learn((X4, Y[:20]))
-    torch.testing.assert_close(learner._run.network.posterior.mean, plain._run.network.posterior.mean)
+    torch.testing.assert_close(learner.parts.run.network.posterior.mean, plain.parts.run.network.posterior.mean)
     torch.testing.assert_close(learner.mean_network()(X4), plain.mean_network()(X4))
     learner.save(tmp_path / "model.safetensors")
     network = quietly(lambda: Outputs(form))
@@ -523,4 +523,4 @@ def test_an_interrupted_task_resumes(tmp_path):
         learner.learn((x, y), checkpoint=tmp_path, callbacks=[Stopping()])
     again = reader(epochs=4)
     again.learn((x, y), checkpoint=tmp_path)
-    assert torch.equal(again._run.network.posterior.mean, whole._run.network.posterior.mean)
+    assert torch.equal(again.parts.run.network.posterior.mean, whole.parts.run.network.posterior.mean)

@@ -34,7 +34,7 @@ def learned(tasks, **given):
 
 
 def domains(learner, head="0"):
-    return 1 + max(group.domain for group in learner._session.groups[head])
+    return 1 + max(group.domain for group in learner.parts.session.groups[head])
 
 
 def rows(n, seed, shift=0.0, rule=1.0, columns=4):
@@ -72,7 +72,7 @@ def test_files_of_one_distribution_share_a_softmax(sizes):
         part = slice(start, start + size)
         learner.learn((data.x[part], data.y[part]), str(k), "0" if k else "new", classes=range(10))
         start += size
-    assert len(learner._session.groups["0"]) == 1
+    assert len(learner.parts.session.groups["0"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_a_domain_that_comes_back_is_recognised():
     learner = evcl.EVCL(evcl.nn.mlp(4, [10]), epochs=2)
     for k, domain in enumerate([0, 1, 0, 1, 1, 0]):
         learner.learn(rows(300, k, 20.0 * domain, 1.0 - 2 * domain), str(k), "0" if k else "new")
-    assert list(learner._session.domains.values()) == [0, 1, 0, 1, 1, 0]
-    assert learner._run.seen == (0, 1, 0, 1, 1, 0)
-    counts = [float(t[0, :, 0].sum()) for t in learner._run.memory.classes.classes.values()]
+    assert list(learner.parts.session.domains.values()) == [0, 1, 0, 1, 1, 0]
+    assert learner.parts.run.seen == (0, 1, 0, 1, 1, 0)
+    counts = [float(t[0, :, 0].sum()) for t in learner.parts.run.memory.classes.classes.values()]
     assert counts == [900, 900]
 
 
 def test_the_judgement_is_what_its_equations_say(five):
     """Compared with Gaussians that are fitted to the same rows, one by one, in float64."""
-    statistics, run = five._run.memory.classes, five._run
+    statistics, run = five.parts.run.memory.classes, five.parts.run
     x, y = DIGITS[2].train.x[:90], DIGITS[2].train.y[:90]
     heads, r, seed = [0, 1], 0, five.seed
     asked = Asked(run.network, x.unsqueeze(0), heads, [seed])
@@ -159,7 +159,7 @@ def test_rows_of_new_classes_say_nothing_about_domains():
     learner.learn((x[few], y[few]), "0")
     with pytest.warns(evcl.ForgettingWarning):  # it has no rows of 0 and 1
         learner.learn((x[more], y[more]), "1", "0")
-    assert len(learner._session.groups["0"]) == 1
+    assert len(learner.parts.session.groups["0"]) == 1
 
 
 @pytest.mark.parametrize(("label", "domains"), [(1, 1), (0, 2)], ids=["as known", "another rule"])
@@ -172,7 +172,7 @@ def test_rows_of_one_class_are_a_new_domain_only_if_the_known_ones_are_wrong(lab
     far = x[300:] * 0.3 + torch.tensor([6.0, 2.0, 0.0])
     with contextlib.nullcontext() if domains == 2 else pytest.warns(evcl.ForgettingWarning):
         learner.learn((far, torch.full((100,), label)), "1", "0")
-    assert len(learner._session.groups["0"]) == domains
+    assert len(learner.parts.session.groups["0"]) == domains
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -180,8 +180,8 @@ def test_rows_of_one_class_are_a_new_domain_only_if_the_known_ones_are_wrong(lab
 
 def test_predictions_are_the_mixture_of_the_domains(five):
     x = DIGITS[1].test.x[:20]
-    run, groups = five._run, five._session.groups["0"]
-    weight = five._session.group_probabilities(x.unsqueeze(0), "0")[0]
+    run, groups = five.parts.run, five.parts.session.groups["0"]
+    weight = five.parts.session.group_probabilities(x.unsqueeze(0), "0")[0]
     each = torch.stack([run.predict(x.unsqueeze(0), group.number)[0] for group in groups])
     torch.testing.assert_close(five.predict_proba(x), (weight.T.unsqueeze(2) * each).sum(0))
     found = five.predictions(x)
@@ -206,13 +206,13 @@ def test_domains_may_have_other_classes(tmp_path):
     with pytest.warns(evcl.ForgettingWarning, match="has no rows of 0,"):  # the second domain has them
         learner.learn(of([1, 2], 2, 1), "2", "0")  # a new class beside an old one of the second domain
     learner.learn(of([3], 3, 1), "3", "0")
-    groups = learner._session.groups["0"]
+    groups = learner.parts.session.groups["0"]
     assert [group.domain for group in groups] == [0, 1, 1, 0]
     assert learner.classes() == (0, 1, 7, 2, 3)
     assert [group.classes for group in groups] == [[0, 1], [0, 1, 7], [2], [3]]
-    assert learner._session.shown["0"] == [{0, 1, 3}, {0, 1, 2}]
+    assert learner.parts.session.shown["0"] == [{0, 1, 3}, {0, 1, 2}]
     learner.save(tmp_path / "m")
-    assert evcl.load(tmp_path / "m")._session.shown == learner._session.shown
+    assert evcl.load(tmp_path / "m").parts.session.shown == learner.parts.session.shown
     p = learner.predict_proba(torch.cat([of([0, 1], 9, 0)[0], of([0, 1, 2], 9, 1)[0]]))
     torch.testing.assert_close(p.sum(1), torch.ones(len(p)))
     assert learner.measure(of([0, 1], 8, 0)).accuracy > 0.9
@@ -227,7 +227,7 @@ def test_a_full_head_stays_as_large_as_it_is(monkeypatch):
     learner, sizes = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=1), []
     for k in range(8):
         learner.learn(rows(60, k, 20.0 * k, (-1.0) ** k), str(k), "0" if k else "new")
-        sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
+        sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
     assert domains(learner) == 3
     assert sizes[0] < sizes[1] < sizes[2]
     assert set(sizes[2:]) == {sizes[2]}
@@ -243,7 +243,7 @@ def test_familiarity_is_what_its_equation_says(five, change, expected):
     """Compared with the covariance, inverted in float64, on all rows."""
     noise = torch.randn(120, 64, generator=torch.Generator().manual_seed(3))
     x, y = DIGITS[1].train.x[:120] + change * noise, DIGITS[1].train.y[:120]
-    run, statistics = five._run, five._run.memory.classes
+    run, statistics = five.parts.run, five.parts.run.memory.classes
     found = rule.familiarity(statistics, a_round(run, x, y), statistics.classes)
     f = class_statistics.units(x, statistics.common, 0, five.seed).double()
     scatter, width = class_statistics.square(statistics.common["scatter"][0].double()), f.shape[1]
@@ -261,7 +261,7 @@ def test_familiarity_is_what_its_equation_says(five, change, expected):
 
 def test_old_outputs_count_as_far_as_the_inputs_are_familiar(five):
     """What the distillation of a head loses, the elastic term gains."""
-    run = five._run
+    run = five.parts.run
     round_ = a_round(run, DIGITS[0].train.x, DIGITS[0].train.y)
     usual = protection(run.memory.rows, round_, five.settings)
     trust = {k: torch.tensor([[1.0 if k != 2 else 0.25]]) for k in range(5)}
@@ -276,8 +276,10 @@ def test_old_outputs_count_as_far_as_the_inputs_are_familiar(five):
 
 def test_domains_of_the_same_kind_of_images_are_distilled(five):
     """Other digits are familiar: what the network says about them holds what it knows of the old ones."""
-    statistics = five._run.memory.classes
-    found = rule.familiarity(statistics, a_round(five._run, DIGITS[2].train.x, DIGITS[2].train.y), statistics.classes)
+    statistics = five.parts.run.memory.classes
+    found = rule.familiarity(
+        statistics, a_round(five.parts.run, DIGITS[2].train.x, DIGITS[2].train.y), statistics.classes
+    )
     assert all(float(one) == 1 for one in found.values())
 
 
@@ -298,7 +300,7 @@ def test_months_that_use_other_columns_are_kept(seed, heads):
     learner, sizes = evcl.EVCL(evcl.nn.mlp(12, [20, 20]), epochs=20, seed=seed), []
     for k in range(4):
         learner.learn(month(k, 0, seed=seed), str(k), "0" if k and not heads else "new")
-        sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
+        sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
     accuracy = [learner.measure(month(k, 50, seed=seed), str(k) if heads else None).accuracy for k in range(4)]
     assert np.mean(accuracy) > 0.94
     assert heads or (domains(learner) == 1 and len(set(sizes)) == 1)
@@ -329,7 +331,7 @@ def test_statistics_of_an_earlier_version_lack_the_squares(tmp_path):
     back = evcl.load(tmp_path / "n")
     back.learn(month(1, 0), "1", "0")
     assert domains(back) == 2
-    assert "squares" not in back._run.memory.classes.common
+    assert "squares" not in back.parts.run.memory.classes.common
     assert len(back.predict(month(1, 50)[0])) == 1000
 
 
@@ -341,7 +343,7 @@ def test_a_head_has_at_most_a_hundred_domains():
     for k in range(110):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(k))
         learner.learn((data.x[:300, order], data.y[:300]), str(k), "0" if k else "new")
-        sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
+        sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
     assert domains(learner) <= session.MOST_DOMAINS
     assert len(set(sizes[session.MOST_DOMAINS :])) == 1
 
@@ -350,15 +352,15 @@ def test_saved_and_loaded_it_goes_on_as_if_it_had_not_been(tmp_path):
     learner = learned(DIGITS[:3], epochs=3)
     learner.save(tmp_path / "m")
     back = evcl.load(tmp_path / "m")
-    assert back._session.groups == learner._session.groups
+    assert back.parts.session.groups == learner.parts.session.groups
     x = torch.cat([task.test.x for task in DIGITS])
     assert torch.equal(back.predict_proba(x), learner.predict_proba(x))
     for one in (learner, back):
         for k in (3, 1):
             data = DIGITS[k].train
             one.learn((data.x, data.y), f"more {k}", "0")
-    assert back._session.seen == [0, 1, 2, 3, 1]
-    ours, theirs = learner._run.tensors(), back._run.tensors()
+    assert back.parts.session.seen == [0, 1, 2, 3, 1]
+    ours, theirs = learner.parts.run.tensors(), back.parts.run.tensors()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -384,7 +386,7 @@ def test_a_failed_task_leaves_no_domain(five):
     with pytest.raises(RuntimeError, match="on purpose"):
         five.learn((PERMUTED[1].train.x, PERMUTED[1].train.y % 2), "other", "0", callbacks=[Fails()])
     assert domains(five) == 5
-    assert "other" not in five._session.domains
+    assert "other" not in five.parts.session.domains
     assert torch.equal(five.predict_proba(DIGITS[0].test.x), before)
 
 

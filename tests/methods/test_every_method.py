@@ -94,7 +94,7 @@ def test_early_stopping_remembers_the_best_epoch_and_no_later_one(method):
     nll = [epoch.validation_nll for epoch in early.history["task"]]
     best = 1 + nll.index(min(nll))
     assert (len(nll), best < 12) == (12, True)
-    found, wanted = early._run.tensors(), learned(callbacks=[StopAfter(best)])._run.tensors()
+    found, wanted = early.parts.run.tensors(), learned(callbacks=[StopAfter(best)]).parts.run.tensors()
     assert changed(found, wanted) == []
 
 

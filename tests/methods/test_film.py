@@ -355,7 +355,7 @@ def test_a_learner_is_saved_loaded_and_goes_on(name, tmp_path):
         each.learn(*rows_of(4, shape=shape), task="d")
     for t in one.tasks:
         assert np.array_equal(one.predict_proba(x, t), two.predict_proba(x, t))
-    assert torch.equal(one._run.network.film, two._run.network.film)
+    assert torch.equal(one.parts.run.network.film, two.parts.run.network.film)
     assert not np.allclose(one.predict_proba(x, "a"), one.predict_proba(x, "b"))
 
 
@@ -365,7 +365,7 @@ def test_a_task_is_predicted_with_its_own_row():
         one.learn(*rows_of(ord(name)), head="new" if name == "a" else "a", task=name)
     x = rows_of(9)[0]
     p = {name: one.predict_proba(x, name) for name in ("a", "b")}
-    one._run.network.film[:, 1] = 3.0
+    one.parts.run.network.film[:, 1] = 3.0
     assert np.array_equal(one.predict_proba(x, "a"), p["a"])
     assert np.array_equal(one.predictions(x, "a").probabilities, p["a"])
     assert not np.allclose(one.predict_proba(x, "b"), p["b"])
@@ -419,10 +419,10 @@ def test_a_failed_task_leaves_the_rows_as_they_were():
         def end_epoch(self, epoch):
             raise RuntimeError("stop")
 
-    before = one._run.network.film.clone()
+    before = one.parts.run.network.film.clone()
     with pytest.raises(RuntimeError):
         one.learn(*rows_of(1), callbacks=[Stop()])
-    assert torch.equal(one._run.network.film, before)
+    assert torch.equal(one.parts.run.network.film, before)
     one.predict(rows_of(1)[0])
 
 
@@ -430,7 +430,7 @@ def test_joint_training_has_a_row_per_task():
     benchmark = evcl.benchmarks.get("permuted-digits", tasks=2)
     one = evcl.Learner(evcl.nn.mlp(64, [10]), "joint", film=True, epochs=1, batch_size=128)
     one.learn_jointly(benchmark)
-    film = one._run.network.film
+    film = one.parts.run.network.film
     assert film.shape[1] == 2
     assert (film[:, 0] - film[:, 1]).abs().max() > 0.01
     p = [one.predict_proba(benchmark[0].test.x, t) for t in range(2)]
@@ -448,8 +448,8 @@ def test_what_cannot_have_film_is_refused():
 def test_without_film_there_are_no_rows():
     one = evcl.Naive(evcl.nn.mlp(4, [8]), epochs=1)
     one.learn(*rows_of(0))
-    assert one._run.network.film is None
-    assert not any("film" in name for name in one._run.tensors())
+    assert one.parts.run.network.film is None
+    assert not any("film" in name for name in one.parts.run.tensors())
     assert METHODS["evcl-film"].known_settings["film"].default is True
 
 

@@ -239,7 +239,7 @@ def test_new_classes_do_not_silence_the_old_ones(learner):
 
 def test_the_trunk_is_computed_once_for_all_groups(learner, monkeypatch):
     """And every group says what it says alone, bit for bit."""
-    run, ((name, groups),) = learner._run, learner._session.groups.items()
+    run, ((name, groups),) = learner.parts.run, learner.parts.session.groups.items()
     alone = [run.predict(X.unsqueeze(0), group.number) for group in groups]
     passes, forward = [], evcl.nn.BayesianNetwork.forward
     monkeypatch.setattr(evcl.nn.BayesianNetwork, "forward", lambda own, x: (passes.append(len(x)), forward(own, x))[1])
@@ -251,7 +251,7 @@ def test_the_trunk_is_computed_once_for_all_groups(learner, monkeypatch):
     passes.clear()
     p = learner.predict_proba(X)
     assert len([rows for rows in passes if rows > 1]) == draws  # one row tries whether the network takes it
-    assert torch.equal(p, learner._session.mixed(X.unsqueeze(0), name, alone)[0])
+    assert torch.equal(p, learner.parts.session.mixed(X.unsqueeze(0), name, alone)[0])
 
 
 def test_given_the_group_it_is_task_incremental_evcl(learner):
@@ -261,7 +261,7 @@ def test_given_the_group_it_is_task_incremental_evcl(learner):
     for k in range(5):
         own = p[:, 2 * k : 2 * k + 2]
         torch.testing.assert_close(own / own.sum(1, keepdim=True), apart.predict_proba(X, k), rtol=1e-4, atol=1e-5)
-    means = (one._run.network.posterior.mean for one in (learner, apart))
+    means = (one.parts.run.network.posterior.mean for one in (learner, apart))
     assert torch.equal(*means)
 
 
@@ -287,13 +287,13 @@ def test_it_is_saved_and_goes_on(learner, tmp_path):
         if path == "m":
             back.learn(more, "more", "0", epochs=2)
             back.save(tmp_path / "n")
-            states.append(back._run.tensors())
+            states.append(back.parts.run.tensors())
         else:
-            states.append(evcl.load(tmp_path / "n")._run.tensors())
+            states.append(evcl.load(tmp_path / "n").parts.run.tensors())
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert back.measure((X, Y)).accuracy > 0.9
-    assert back._run.seen == (0, 1, 2, 3, 4, 0, 4)
+    assert back.parts.run.seen == (0, 1, 2, 3, 4, 0, 4)
 
 
 def test_a_failed_task_leaves_no_group(learner):
@@ -336,7 +336,7 @@ def test_new_classes_beside_old_ones_join_them():
     learner = evcl.EVCL(evcl.nn.mlp(3, [8]), epochs=30, lr=0.02)
     learner.learn((x, y), "0")
     learner.learn(blobs([0, 1, 2], seed=1, dtype=torch.float32), "1", "0")
-    assert len(learner._session.groups["0"]) == 1
+    assert len(learner.parts.session.groups["0"]) == 1
     assert learner.measure(blobs([0, 1, 2], seed=2, dtype=torch.float32)).accuracy > 0.9
 
 
@@ -375,7 +375,7 @@ def test_tokens_have_no_likelihood():
     learner.learn((x, x[:, 0] % 2), "0")
     with pytest.warns(evcl.ForgettingWarning):
         learner.learn((x, 2 + x[:, 1] % 2), "1", "0")
-    assert len(learner._session.groups["0"]) == 1
+    assert len(learner.parts.session.groups["0"]) == 1
     other = evcl.Learner(trunk, "generative-classifier")
     with pytest.raises(evcl.EvclError, match="cannot be learned from tokens"):
         other.learn((x, x[:, 0] % 2), "0")
@@ -473,7 +473,7 @@ def test_a_learner_that_keeps_rows_from_now_on(method, tmp_path):
         found = other.evaluate()
         assert list(found) == ["1", "2"]  # nothing of the first task was there to be kept
         assert min(found.values()) > 0.5
-        ends.append(other._run.tensors())
+        ends.append(other.parts.run.tensors())
     assert ends[0].keys() == ends[1].keys()
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -486,7 +486,7 @@ def test_keeping_rows_from_the_first_task_is_the_setting():
             learner.keep(25)
         for k, one in enumerate(DIGITS[:3]):
             learner.learn((one.train.x, one.train.y), str(k), "0" if k else "new")
-        ends.append(learner._run.tensors())
+        ends.append(learner.parts.run.tensors())
     assert ends[0].keys() == ends[1].keys()
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -509,17 +509,17 @@ def test_tasks_that_share_a_class_do_not_silence_the_others():
     for k, some in enumerate(([0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [8, 9, 0])):
         rows = torch.isin(y, torch.tensor(some))
         learner.learn((x[rows], y[rows]), str(k), "0" if k else "new")
-    groups = [group.classes for group in learner._session.groups["0"]]
+    groups = [group.classes for group in learner.parts.session.groups["0"]]
     assert groups == [[0, 1, 2], [3, 4], [5, 6], [7, 8], [9]]
     assert learner.measure(whole.test, "0").accuracy > 0.9  # in one softmax, 0.6
     joined = evcl.EVCL(evcl.nn.mlp(64, [8]), epochs=1)
     for k, some in enumerate(([0, 1, 2], [1, 2, 3])):
         rows = torch.isin(y, torch.tensor(some))
         joined.learn((x[rows], y[rows]), str(k), "0" if k else "new")
-    assert [group.classes for group in joined._session.groups["0"]] == [[0, 1, 2, 3]]
+    assert [group.classes for group in joined.parts.session.groups["0"]] == [[0, 1, 2, 3]]
     again = evcl.EVCL(evcl.nn.mlp(64, [8]), epochs=1)
     for k, some in enumerate(([0, 1, 2], [2, 3, 4])):
         rows = torch.isin(y, torch.tensor(some))
         data = torch.utils.data.TensorDataset(x[rows], y[rows])
         again.learn(data, task=str(k), head="0" if k else "new", reread=True)  # its rows cannot be divided
-    assert [group.classes for group in again._session.groups["0"]] == [[0, 1, 2, 3, 4]]
+    assert [group.classes for group in again.parts.session.groups["0"]] == [[0, 1, 2, 3, 4]]

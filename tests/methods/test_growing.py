@@ -268,7 +268,7 @@ def test_a_saved_network_of_the_users_own_goes_on(method, tmp_path):
     two = evcl.load(tmp_path / "model", network=Convolutions())
     for each in (one, two):
         each.learn((images(2).x[0].float(), images(2).y[0]))
-    assert all(torch.equal(t, two._run.tensors()[name]) for name, t in one._run.tensors().items())
+    assert all(torch.equal(t, two.parts.run.tensors()[name]) for name, t in one.parts.run.tensors().items())
 
 
 def filled(network, seed):
@@ -288,7 +288,7 @@ def test_columns_added_after_loading_start_as_in_an_uninterrupted_run(make, init
     tasks = [(images(k).x[0].float(), images(k).y[0]) for k in range(4)]
     one.learn(tasks[0])
     one.save(tmp_path / "model")
-    two = evcl.load(tmp_path / "model", network=None if isinstance(one._plain, evcl.nn.MLP) else filled(make(), 2))
+    two = evcl.load(tmp_path / "model", network=None if isinstance(one.parts.plain, evcl.nn.MLP) else filled(make(), 2))
     for task in tasks[1:3]:
         one.learn(task)
         two.learn(task)
@@ -296,8 +296,8 @@ def test_columns_added_after_loading_start_as_in_an_uninterrupted_run(make, init
     three = evcl.load(tmp_path / "model", network=filled(make(), 3))
     for each in (one, three):
         each.learn(tasks[3])
-    for name, tensor in one._run.tensors().items():
-        assert torch.equal(tensor, three._run.tensors()[name]), name
+    for name, tensor in one.parts.run.tensors().items():
+        assert torch.equal(tensor, three.parts.run.tensors()[name]), name
 
 
 def test_a_file_whose_first_weights_do_not_fit_is_refused(tmp_path):

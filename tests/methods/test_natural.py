@@ -454,4 +454,4 @@ def test_replicas_of_the_filter_are_as_alone_and_it_goes_on_after_a_file(rank, t
     other = evcl.load(tmp_path / "model.safetensors")
     for each in (one, other):
         each.learn((task(1).x[0].float(), task(1).y[0]), "b")
-    assert torch.equal(one._run.network.posterior.mean, other._run.network.posterior.mean)
+    assert torch.equal(one.parts.run.network.posterior.mean, other.parts.run.network.posterior.mean)

@@ -259,7 +259,7 @@ def test_it_forgets_less_than_without_its_memory():
         for k, one in enumerate(benchmark):
             learner.learn((one.train.x[:250], one.train.y[:250]), str(k), head="new" if k == 0 else "0")
             if forgets:
-                learner._run.memory = Memory(*2 * [torch.zeros_like(learner._run.memory.anchor)])
+                learner.parts.run.memory = Memory(*2 * [torch.zeros_like(learner.parts.run.memory.anchor)])
         return [(learner.predict(one.test.x, task="1") == one.test.y).float().mean().item() for one in benchmark]
 
     found = [ended("noisy-kfac", tempering=tempering) for tempering in (0.02, 0.1)]

@@ -206,10 +206,10 @@ def test_a_method_with_every_field_is_saved_by_a_learner(tmp_path):
             learner.learn((task(head).x[0].float(), task(head).y[0]))
         learner.save(tmp_path / "model.safetensors")
         again = evcl.load(tmp_path / "model.safetensors")
-        assert same(again._run, learner._run)
+        assert same(again.parts.run, learner.parts.run)
         for one in (learner, again):
             one.learn((task(2).x[0].float(), task(2).y[0]))
-        assert same(again._run, learner._run)
+        assert same(again.parts.run, learner.parts.run)
     finally:
         METHODS.remove("everything")
 
@@ -445,11 +445,11 @@ def test_a_second_network_cannot_be_the_learners_own():
     method = evcl.methods.Method("same", "", bayesian=False, learn=learn, memory=Others)
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
     learner.learn(torch.eye(4), [0, 1, 0, 1], task="a")
-    before = {name: t.clone() for name, t in learner._run.tensors().items()}
+    before = {name: t.clone() for name, t in learner.parts.run.tensors().items()}
     odd.append(True)
     with pytest.raises(EvclError, match=r"^task 'b': first in the memory must keep its own network: .*$"):
         learner.learn(torch.eye(4), [0, 1, 0, 1], task="b")
-    after = learner._run.tensors()
+    after = learner.parts.run.tensors()
     assert learner.tasks == ("a",)
     assert after.keys() == before.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -462,7 +462,7 @@ def test_two_networks_of_a_memory_have_heads_of_their_own():
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
     for name in "ab":
         learner.learn(torch.eye(4), [0, 1, 0, 1], task=name)
-    memory = learner._run.memory
+    memory = learner.parts.run.memory
     for head in ("head 0.weight", "head 1.weight"):
         first, second = (one.network.layout.view(one.posterior.mean, head) for one in (memory.first, memory.second))
         assert (first != second).any()

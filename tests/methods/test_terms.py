@@ -99,7 +99,7 @@ def test_weights_without_data_keep_their_posterior():
     learner.learn((x, y))
 
     def posterior():
-        network = learner._run.network
+        network = learner.parts.run.network
         buffers = (network.posterior.mean, network.posterior.log_std)
         return [network.layout.views(flat)["1.weight"][0, :, 2].clone() for flat in buffers]
 
@@ -116,7 +116,7 @@ def weights_after_two_tasks(method, **settings):
     learner = evcl.Learner(evcl.nn.mlp(64, [20]), method, seed=3, epochs=2, **settings)
     for task in benchmark:
         learner.learn(task)
-    posterior = learner._run.network.posterior
+    posterior = learner.parts.run.network.posterior
     return posterior.mean, posterior.log_std
 
 

@@ -50,7 +50,7 @@ def test_all_of_it_can_be_bayesian():
     learner = evcl.EVCL(small(), epochs=2)
     learner.learn(x, (x[:, 0] > 20).long())
     learner.learn(x, (x[:, 1] > 20).long())
-    assert len(learner._run.network.trunk_names) == len(list(small().parameters()))
+    assert len(learner.parts.run.network.trunk_names) == len(list(small().parameters()))
     assert learner.predict_proba(x, task=0).shape == (24, 2)
 
 

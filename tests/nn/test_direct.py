@@ -84,7 +84,7 @@ def test_a_network_with_a_spectral_norm_is_saved_and_becomes_plain(norm, generat
     again = evcl.load(tmp_path / "model.safetensors", network=make())
     assert torch.equal(again.predict_proba(x), p)
     plain = again.mean_network()
-    at_mean = learner._run.predict(x[None], 0, [learner._run.network.posterior.mean])[0]
+    at_mean = learner.parts.run.predict(x[None], 0, [learner.parts.run.network.posterior.mean])[0]
     torch.testing.assert_close(plain(x).softmax(1), at_mean)
     largest = torch.linalg.matrix_norm(plain[0][0].weight, 2)
     assert abs(float(largest.detach()) - 1) < 0.05

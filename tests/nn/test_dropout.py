@@ -89,11 +89,13 @@ def test_a_saved_learner_goes_on_dropping(tmp_path):
     learners.append(evcl.load(tmp_path / "model.safetensors"))
     for learner in learners:
         learner.learn(digits()[1])
-    assert torch.equal(*(learner._run.network.posterior.mean for learner in learners))
+    assert torch.equal(*(learner.parts.run.network.posterior.mean for learner in learners))
     without = evcl.Learner(evcl.nn.mlp(64, [20]), "naive", seed=3, epochs=2)
     for task in digits():
         without.learn(task)
-    assert not torch.allclose(without._run.network.posterior.mean, learners[0]._run.network.posterior.mean, atol=1e-3)
+    assert not torch.allclose(
+        without.parts.run.network.posterior.mean, learners[0].parts.run.network.posterior.mean, atol=1e-3
+    )
 
 
 @pytest.fixture

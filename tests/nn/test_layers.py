@@ -359,11 +359,11 @@ def test_a_registered_layer_takes_part():
     try:
         learner = evcl.EWC(nn.Sequential(nn.Linear(3, 3), Scale()), epochs=3)
         learner.learn((torch.eye(3), [0, 1, 1]))
-        network = learner._run.network
+        network = learner.parts.run.network
         views = network.layout.views(network.posterior.mean)
         assert "1.gamma" in views
         assert not torch.equal(views["1.gamma"], torch.ones(1, 3))
-        assert (network.layout.views(learner._run.memory.importance)["1.gamma"] > 0).any()
+        assert (network.layout.views(learner.parts.run.memory.importance)["1.gamma"] > 0).any()
     finally:
         from evcl.nn import convert
 
@@ -390,7 +390,7 @@ def test_a_frozen_layer_stays_as_it_is():
     module[0].requires_grad_(False)
     learner = evcl.EVCL(module, epochs=2)
     learner.learn((torch.eye(3), [0, 1, 1]))
-    assert list(learner._run.network.trunk_names) == ["2.weight", "2.bias"]
+    assert list(learner.parts.run.network.trunk_names) == ["2.weight", "2.bias"]
     assert torch.equal(learner.mean_network()[0][0].weight, module[0].weight)
 
 
@@ -399,7 +399,7 @@ def test_of_a_partly_frozen_layer_the_rest_learns():
     module[0].weight.requires_grad_(False)
     learner = evcl.EVCL(module, epochs=2)
     learner.learn((torch.eye(3), [0, 1, 1]))
-    assert list(learner._run.network.trunk_names) == ["0.bias", "2.weight", "2.bias"]
+    assert list(learner.parts.run.network.trunk_names) == ["0.bias", "2.weight", "2.bias"]
     assert torch.equal(learner.mean_network()[0][0].weight, module[0].weight)
     assert not torch.equal(learner.mean_network()[0][0].bias, module[0].bias)
 

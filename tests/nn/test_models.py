@@ -43,7 +43,7 @@ def test_it_learns_two_tasks_and_is_saved_and_loaded(name, generator, tmp_path):
     assert torch.equal(again.predict_proba(x, 0), learner.predict_proba(x, 0))
     plain = again.mean_network(0)
     assert {type(m).__name__ for m in plain.modules()} >= {type(m).__name__ for m in module.modules()}
-    mean = again._run.predict(x[None].float(), 0, [again._run.network.posterior.mean])[0]
+    mean = again.parts.run.predict(x[None].float(), 0, [again.parts.run.network.posterior.mean])[0]
     torch.testing.assert_close(plain(x).softmax(1), mean, rtol=1e-4, atol=1e-5)
     for one in (learner, again):  # both go on as one
         one.learn(tasks[1], task="more", epochs=1)
@@ -104,7 +104,7 @@ def test_torchs_fast_path_does_not_go_past_the_layers(generator):
     x, y = images(generator, 0)
     learner = evcl.VCL(ViT(), epochs=2, init_std=0.5, std_lr_scale=1e-3)
     learner.learn((x, y))
-    run = learner._run
+    run = learner.parts.run
     draws = list(run.draws([0]))
     assert not torch.allclose(run.predict(x[None], 0, draws[:1]), run.predict(x[None], 0, draws[1:2]), atol=1e-3)
     skipped = evcl.VCL(ViT(), epochs=1, skip="*.self_attn")  # plain attention beside Bayesian layers
@@ -179,7 +179,7 @@ def test_a_gpu_learns_as_well(name, dtype, generator):
 
 
 def statistics(learner):
-    return {name: t.clone() for name, t in learner._run.network.statistics().items()}
+    return {name: t.clone() for name, t in learner.parts.run.network.statistics().items()}
 
 
 def test_batch_norm_is_measured_in_the_first_task_and_then_fixed(generator):
@@ -228,9 +228,9 @@ def test_a_task_that_fails_leaves_the_statistics_as_they_were(generator):
             raise KeyboardInterrupt
 
     def train(observer):
-        learner._run.learn([TaskData(x[None], y[None], 0)], observer=observer)
+        learner.parts.run.learn([TaskData(x[None], y[None], 0)], observer=observer)
 
-    learner._run.add_head(8, 2)
+    learner.parts.run.add_head(8, 2)
     with pytest.raises(KeyboardInterrupt):
         train(Stop())
     assert all(torch.equal(t, before[name]) for name, t in statistics(learner).items())
@@ -272,7 +272,7 @@ def test_what_is_left_out_stays_as_it_is(generator, tmp_path):
     learner = evcl.EVCL(module, only="2", epochs=20, lr=0.02)
     x, y = images(generator, 0)
     learner.learn((x, y))
-    assert list(learner._run.network.trunk_names) == ["2.weight", "2.bias"]
+    assert list(learner.parts.run.network.trunk_names) == ["2.weight", "2.bias"]
     after = learner.mean_network()[0].state_dict()
     moved = [name for name in before if not torch.equal(before[name], after[name])]
     assert moved == ["2.weight", "2.bias"]
@@ -282,7 +282,7 @@ def test_what_is_left_out_stays_as_it_is(generator, tmp_path):
             p.zero_()
     again = evcl.load(tmp_path / "model.safetensors", network=module)
     assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
-    assert list(again._run.network.trunk_names) == ["2.weight", "2.bias"]
+    assert list(again.parts.run.network.trunk_names) == ["2.weight", "2.bias"]
 
 
 def test_a_frozen_embedding_takes_what_a_learner_hands_on(generator):
@@ -438,10 +438,10 @@ def test_a_token_that_is_not_expanded_is_used_directly(make, generator, tmp_path
     module = make()
     learner = evcl.EWC(module, epochs=3)
     learner.learn((x, y))
-    network = learner._run.network
+    network = learner.parts.run.network
     assert len(network.owned) == 0
     assert list(network.direct.names) == ["token"]
-    assert (network.layout.views(learner._run.memory.importance)["token"] > 0).any()
+    assert (network.layout.views(learner.parts.run.memory.importance)["token"] > 0).any()
     learner.save(tmp_path / "model.safetensors")
     again = evcl.load(tmp_path / "model.safetensors", network=make())
     assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
@@ -464,7 +464,7 @@ def test_what_a_batch_shares_may_be_used_in_any_way(generator, tmp_path):
     x, y = torch.randn(6, 4, generator=generator), [0, 1] * 3
     learner = evcl.EVCL(Unsqueezed(), epochs=1)
     learner.learn((x, y))
-    assert list(learner._run.network.direct.names) == ["places.weight"]
+    assert list(learner.parts.run.network.direct.names) == ["places.weight"]
     learner.save(tmp_path / "model.safetensors")
     again = evcl.load(tmp_path / "model.safetensors", network=Unsqueezed())
     assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
@@ -542,14 +542,14 @@ def test_a_weight_that_is_used_past_its_layer(generator, tmp_path):
     module = UsesTheTable()
     learner = evcl.EVCL(module, epochs=2)
     learner.learn((x, y))
-    network = learner._run.network
+    network = learner.parts.run.network
     assert list(network.direct.names) == ["words.weight"]
     assert [type(m).__name__ for m in (network.trunk.words, network.trunk.inner)] == ["Embedding", "Linear"]
     assert isinstance(network.trunk.words, nn.Embedding)
     learner.save(tmp_path / "model.safetensors")
     again = evcl.load(tmp_path / "model.safetensors", network=UsesTheTable())
     assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
-    mean = learner._run.predict(x[None].float(), 0, [network.posterior.mean])[0]
+    mean = learner.parts.run.predict(x[None].float(), 0, [network.posterior.mean])[0]
     torch.testing.assert_close(learner.mean_network()(x).softmax(1), mean)
 
 
@@ -573,11 +573,11 @@ def test_weights_used_past_layers_of_layers(method, generator):
     module = UsesMore()
     learner = evcl.Learner(module, method, epochs=20)
     learner.learn((x, y))
-    network = learner._run.network
+    network = learner.parts.run.network
     assert [type(m) for m in (network.trunk.reads, network.trunk.attends)] == [nn.LSTM, nn.MultiheadAttention]
     assert "words.weight" not in network.direct.names
     plain = learner.mean_network()
-    mean = learner._run.predict(x[None].float(), 0, [network.posterior.mean])[0]
+    mean = learner.parts.run.predict(x[None].float(), 0, [network.posterior.mean])[0]
     torch.testing.assert_close(plain(x).softmax(1), mean)
     assert not torch.equal(plain[0].reads.weight_ih_l0, module.reads.weight_ih_l0)  # used by the layer alone
 

@@ -98,7 +98,7 @@ def test_parameters_of_every_kind(method):
     learner = learner_of(method, network)
     learner.learn(X, Y)
     names = {name for name, p in network.named_parameters() if p.requires_grad}
-    assert set(learner._run.network.trunk_names) == names
+    assert set(learner.parts.run.network.trunk_names) == names
 
 
 class Several(nn.Module):
@@ -135,15 +135,15 @@ def test_a_network_in_float64_stays_in_float64(tmp_path):
     learner.save(tmp_path / "model.safetensors")
     loaded = evcl.load(tmp_path / "model.safetensors", network)
     assert torch.equal(loaded.predict_proba(X), learner.predict_proba(X))
-    assert learner_of(network=network, dtype=torch.float32)._run.network.posterior.mean.dtype == torch.float32
+    assert learner_of(network=network, dtype=torch.float32).parts.run.network.posterior.mean.dtype == torch.float32
     mixed = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4).double())
-    assert learner_of(network=mixed)._run.network.posterior.mean.dtype == torch.float32
+    assert learner_of(network=mixed).parts.run.network.posterior.mean.dtype == torch.float32
 
 
 def test_deterministic_says_what_it_leaves_fixed():
     with pytest.warns(UserWarning, match=r"leaves these weights fixed.*'share' \(Mix\)"):
         learner = learner_of(network=Mix(), unsupported="deterministic")
-    assert "share" not in learner._run.network.trunk_names
+    assert "share" not in learner.parts.run.network.trunk_names
 
 
 class Words(nn.Module):
@@ -165,7 +165,7 @@ def test_a_file_from_before_lstms_learned_keeps_its_lstm_fixed(tmp_path):
     wanted = [0.6925531625747681, 0.2832271456718445, 0.38371366262435913, 0.666711151599884]
     assert learner.predict_proba(x[:4])[:, 0].tolist() == pytest.approx(wanted, abs=1e-6)
     learner.learn((x, torch.arange(20) % 2), task="more", epochs=1)
-    assert not any("lstm" in name for name in learner._run.network.trunk_names)
+    assert not any("lstm" in name for name in learner.parts.run.network.trunk_names)
     learner.save(tmp_path / "again.safetensors")
     again = evcl.load(tmp_path / "again.safetensors", Words())
     assert torch.equal(again.predict_proba(x, "more"), learner.predict_proba(x, "more"))
@@ -230,7 +230,7 @@ def test_the_column_of_labels_is_named():
     learner.learn(FRAME.assign(sold=Y.numpy()), label="sold")
     again = learner_of()
     again.learn(FRAME, Y)
-    assert torch.equal(learner._run.network.posterior.mean, again._run.network.posterior.mean)
+    assert torch.equal(learner.parts.run.network.posterior.mean, again.parts.run.network.posterior.mean)
     assert learner.predict(FRAME).shape == (40,)
 
 

@@ -68,7 +68,7 @@ def test_a_learner_in_bf16_learns_as_one_in_float32_and_keeps_float32(name, meth
         learner.learn((x, y), classes=[0, 1])
         accuracy[precision] = float((torch.as_tensor(learner.predict(x, task="0")) == y).double().mean())
         learner.learn((x, 1 - y), epochs=1)
-        weights[precision] = learner._run.network.posterior.mean
+        weights[precision] = learner.parts.run.network.posterior.mean
     assert weights["bf16"].dtype == torch.float32
     assert not torch.equal(weights["bf16"], weights["fp32"])
     assert accuracy["fp32"] > 0.8
@@ -76,7 +76,7 @@ def test_a_learner_in_bf16_learns_as_one_in_float32_and_keeps_float32(name, meth
     learner.save(tmp_path / "model.safetensors")
     network = None if name == "perceptron" else seeded(make)
     again = evcl.load(tmp_path / "model.safetensors", *[] if network is None else [network])
-    assert again._run.precision == "bf16"
+    assert again.parts.run.precision == "bf16"
 
 
 def test_an_unknown_precision_is_refused():

@@ -274,12 +274,12 @@ def test_the_gpu_has_too_little_memory(evcl, model, monkeypatch):
 def test_a_learner_goes_on_after_too_little_memory(monkeypatch):
     """The round failed as a whole: the learner is as it was, and learns with smaller batches."""
     found = learner()
-    before = found._run.network.posterior.mean.clone()
+    before = found.parts.run.network.posterior.mean.clone()
     with monkeypatch.context() as patch:
         patch.setattr("evcl.training.step.Step.__call__", too_much)
         with pytest.raises(torch.OutOfMemoryError):
             found.learn(np.ones((4, 20), "f"), np.arange(4) % 2)
-    assert torch.equal(found._run.network.posterior.mean, before)
+    assert torch.equal(found.parts.run.network.posterior.mean, before)
     assert found.tasks == ("0",)
     found.learn(np.ones((4, 20), "f"), np.arange(4) % 2)
 

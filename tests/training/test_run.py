@@ -322,7 +322,7 @@ def test_an_idle_head_that_is_not_taught_does_not_move():
     learner.learn(benchmark[0])
 
     def heads():
-        network = learner._run.network
+        network = learner.parts.run.network
         views = [network.layout.views(t) for t in (network.posterior.mean, network.posterior.log_std)]
         return [v[name].clone() for v in views for name in ("head 0.weight", "head 0.bias")]
 
@@ -335,12 +335,12 @@ def test_a_lost_loss_stops_says_where_and_keeps_the_last_good_state():
     benchmark = evcl.benchmarks.get("split-digits")
     learner = evcl.EWC(evcl.nn.mlp(64, [20]), epochs=1)
     learner.learn(benchmark[0])
-    before = {name: t.clone() for name, t in learner._run.tensors().items()}
+    before = {name: t.clone() for name, t in learner.parts.run.tensors().items()}
     huge = torch.full((8, 64), 3e38)
     with pytest.raises(evcl.Diverged, match=r"task 'bad': the loss is not a number in epoch 1 of 3 .*smaller lr"):
         learner.learn((huge, [0, 1] * 4), task="bad", epochs=3)
     assert learner.tasks == ("0/1",)
-    after = learner._run.tensors()
+    after = learner.parts.run.tensors()
     assert all(torch.equal(before[name], after[name]) for name in before)
     learner.learn(benchmark[1])  # and it goes on
     assert learner.tasks == ("0/1", "2/3")
@@ -360,7 +360,7 @@ def test_an_interrupt_leaves_the_learner_as_it_was():
     fresh = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2)
     for one in (learner, fresh):
         one.learn(benchmark[0])
-    a, b = learner._run.tensors(), fresh._run.tensors()
+    a, b = learner.parts.run.tensors(), fresh.parts.run.tensors()
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -402,7 +402,7 @@ def test_memory_and_buffers_do_not_grow_with_tasks():
         sizes = []
         for k, task in enumerate(tasks):
             learner.learn(task, str(k), "0" if k else "new")
-            sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
+            sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
         assert len(set(sizes)) == 1
 
 
@@ -410,8 +410,8 @@ def test_a_domain_adds_a_softmax_and_the_likelihoods_of_its_classes():
     sizes, learner = [], evcl.EVCL(evcl.nn.mlp(64, [10]), epochs=1)
     for k, task in enumerate(evcl.benchmarks.get("permuted-digits", tasks=4)):
         learner.learn((task.train.x, task.train.y), str(k), "0" if k else "new")
-        sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
-    width = learner._run.memory.classes.classes[0].shape[2]
+        sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
+    width = learner.parts.run.memory.classes.classes[0].shape[2]
     weights, per_weight = 10 * (10 + 1), len(("mean", "log_std", "prior mean", "prior log_std", "importance", "used"))
     rows_and_beta = 2
     assert set(np.diff(sizes)) == {per_weight * weights + 10 * width + rows_and_beta}

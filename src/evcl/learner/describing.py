@@ -26,7 +26,7 @@ GIVEN = "given"  # in a file, in place of a first prior of the user's own
 
 def about(learner: Learner) -> dict[str, Any]:
     """The part of the description that a card needs."""
-    network, session = learner._run.network, learner._session
+    network, session = learner.parts.run.network, learner.parts.session
     return {
         "method": learner.method.name,
         "settings": dict(learner.settings),
@@ -41,20 +41,20 @@ def about(learner: Learner) -> dict[str, Any]:
 
 def card_of(learner: Learner) -> dict[str, Any]:
     """The card: see `Learner.card`."""
-    told = {**about(learner), "records": learner._records, "versions": card.versions()}
-    if learner._adapters is not None:
+    told = {**about(learner), "records": learner.parts.records, "versions": card.versions()}
+    if learner.parts.adapters is not None:
         told["base"] = base_of(learner)
     return card.card(told, learner.evaluate_kept() if learner.tasks else None)
 
 
 def base_of(learner: Learner) -> str:
     """The sha256 of the base model that adapters are added to."""
-    return base_hash(learner._run.network.trunk, learner._adapters)
+    return base_hash(learner.parts.run.network.trunk, learner.parts.adapters)
 
 
 def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description, which JSON can hold, and the tensors: see `Learner.described`."""
-    run, plain, session = learner._run, learner._plain, learner._session
+    run, plain, session = learner.parts.run, learner.parts.plain, learner.parts.session
     mlp = plain.described() if isinstance(plain, MLP) else None
     description: dict[str, Any] = {
         **about(learner),
@@ -64,40 +64,40 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "prior": GIVEN if isinstance(run.prior, Prior) else run.prior,
         "memory": [run.outline()],
         "mlp": mlp,  # None: a network of the user's own
-        "unsupported": learner._unsupported,
+        "unsupported": learner.parts.unsupported,
         "precision": run.precision,
-        "only": learner._only,
-        "skip": learner._skip,
+        "only": learner.parts.only,
+        "skip": learner.parts.skip,
     }
     call = run.network.call
     if call.form is not None:
         description["form"] = call.form.described()
     if call.output is not None:
         description["output"] = [FUNCTION] if callable(call.output) else call.output
-    if learner._records:
-        description |= {"records": learner._records, "versions": card.versions()}
-    if learner._shape is not None:
-        description["shape"] = list(learner._shape)
+    if learner.parts.records:
+        description |= {"records": learner.parts.records, "versions": card.versions()}
+    if learner.parts.shape is not None:
+        description["shape"] = list(learner.parts.shape)
     if run.likelihood is not CATEGORICAL:
         told = {name: scale.described() for name, scale in session.scales.items()}
         description |= {"likelihood": run.likelihood.name, "scales": told}
     if run.network.whole:
         description["outputs"] = run.network.whole
-    if learner._accumulate != 1:
-        description["accumulate"] = learner._accumulate
+    if learner.parts.accumulate != 1:
+        description["accumulate"] = learner.parts.accumulate
     description |= _groups(learner)
-    if adapter_tensors(plain, learner._adapters) is not None:
+    if adapter_tensors(plain, learner.parts.adapters) is not None:
         description["mlp"] = None  # the base model is not in the file
-        lora = None if learner._adapters is None else learner._adapters.described()
+        lora = None if learner.parts.adapters is None else learner.parts.adapters.described()
         description |= {"adapters": lora, "base": base_of(learner)}
     return description, {name: t.detach().cpu().clone() for name, t in tensors_of(learner).items()}
 
 
 def tensors_of(learner: Learner) -> dict[str, Tensor]:
     """The tensors of a learner's file, by name; they are the learner's own."""
-    run, plain, session = learner._run, learner._plain, learner._session
+    run, plain, session = learner.parts.run, learner.parts.plain, learner.parts.session
     frozen = run.network.trunk.state_dict()
-    if (ours := adapter_tensors(plain, learner._adapters)) is not None:
+    if (ours := adapter_tensors(plain, learner.parts.adapters)) is not None:
         frozen = {name: tensor for name, tensor in frozen.items() if name in ours}
     more = {f"{FROZEN}{name}": tensor for name, tensor in frozen.items()}
     if learner.method.trunk is not None and not (
@@ -115,7 +115,7 @@ def tensors_of(learner: Learner) -> dict[str, Tensor]:
 
 def _groups(learner: Learner) -> dict[str, Any]:
     """The groups of classes and the domains of the heads; empty if every head is one group, all of it shown."""
-    session = learner._session
+    session = learner.parts.session
     heads, groups, shown = session.heads, session.groups, session.shown
     if not any(len(some) > 1 for some in groups.values()) and not any(shown[k][0] < set(c) for k, c in heads.items()):
         return {}
@@ -127,9 +127,9 @@ def _groups(learner: Learner) -> dict[str, Any]:
 
 def restore_frozen(learner: Learner, frozen: dict[str, Tensor]) -> None:
     """Restore saved frozen layers and buffers, in the Bayesian network and in the plain copy beside it."""
-    trunk, plain = learner._run.network.trunk, learner._plain
+    trunk, plain = learner.parts.run.network.trunk, learner.parts.plain
     own = trunk.state_dict()
-    if (ours := adapter_tensors(plain, learner._adapters)) is not None:
+    if (ours := adapter_tensors(plain, learner.parts.adapters)) is not None:
         own = {name: tensor for name, tensor in own.items() if name in ours}
     if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in frozen.items()}:
         raise EvclError("the network does not fit the file: its frozen layers or buffers differ")

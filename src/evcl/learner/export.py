@@ -216,7 +216,7 @@ def export(
         raise EvclError(f"{path} should end in {' or '.join(SUFFIXES)}: ONNX, or a program of torch.export")
     if what not in WHAT:
         raise EvclError(f"what must be {' or '.join(map(repr, WHAT))}, not {what!r}")
-    if learner._run.likelihood is not CATEGORICAL:
+    if learner.parts.run.likelihood is not CATEGORICAL:
         raise EvclError("only learners of classes can be exported: for other targets, use mean_network")
     if samples is not None:
         samples = int(BAYESIAN["predict_samples"].check("samples", samples))
@@ -224,8 +224,7 @@ def export(
         with extra("onnx", "ONNX files need onnx and onnxscript"):
             import onnx  # noqa: F401
             import onnxscript  # noqa: F401
-    learner._check_idle()
-    learner._head(task)  # raises if there is none, or if a task must be chosen
+    learner.parts.head(task)  # raises if there is none, or if a task must be chosen
     packed = _example(learner, x)
     with _tracing():
         module, inputs = _made(learner, packed, task, what, samples)
@@ -250,24 +249,24 @@ def export(
 def _example(learner: Learner, x: Any) -> Tensor:
     """A few rows as the learner computes with them: those given, or ones in the shape that it has learned from."""
     if x is not None:
-        found = learner._inputs(x).cpu()[:ROWS]
+        found = learner.parts.inputs(x).cpu()[:ROWS]
     else:
-        shape, form = _shape(learner), learner._reader.call.form
+        shape, form = _shape(learner), learner.parts.reader.call.form
         if shape is None:
             raise EvclError(
                 "the file does not say which inputs the network takes: pass some, export(path, x), as to predict"
             )
         if form is not None and form.step:
             shape = (form.fixed + form.step * min(LENGTH, (shape[0] - form.fixed) // form.step),)
-        found = torch.ones(ROWS, *shape, dtype=learner._reader.dtype)
+        found = torch.ones(ROWS, *shape, dtype=learner.parts.reader.dtype)
     return found.repeat(ROWS, *[1] * (found.dim() - 1))[:ROWS]
 
 
 def _shape(learner: Learner) -> tuple[int, ...] | None:
     """The shape of an example; None for a network of the user's own in a file of an earlier version."""
-    if learner._shape is None and isinstance(learner._plain, MLP):
-        return (int(learner._plain.described()["inputs"]),)
-    return learner._shape
+    if learner.parts.shape is None and isinstance(learner.parts.plain, MLP):
+        return (int(learner.parts.plain.described()["inputs"]),)
+    return learner.parts.shape
 
 
 def _made(
@@ -278,7 +277,12 @@ def _made(
         mean = learner.mean_network(task).cpu()
         signature, inputs = _signature(learner, packed, mean)
         return Mean(mean, signature), inputs
-    run, session, number, head = learner._run, learner._session, learner._number(task), learner._head(task)
+    run, session, number, head = (
+        learner.parts.run,
+        learner.parts.session,
+        learner.parts.number(task),
+        learner.parts.head(task),
+    )
     groups = session.groups[head]
     heads, sizes = [one.number for one in groups], [len(one.classes) for one in groups]
     count = run.settings.get("predict_samples", 1) if samples is None else samples
@@ -303,7 +307,7 @@ def _made(
 
 def _signature(learner: Learner, packed: Tensor, network: nn.Module | None) -> tuple[Signature, list[Tensor]]:
     """What the exported network takes, and an example of it."""
-    form, dtype, arguments = learner._reader.call.form, learner._reader.dtype, learner._reader.arguments
+    form, dtype, arguments = learner.parts.reader.call.form, learner.parts.reader.dtype, learner.parts.reader.arguments
     if form is not None:
         args, named = form.unpack(packed)
         keys: tuple[Key, ...] = (*range(len(args)), *named)
@@ -322,7 +326,7 @@ def _signature(learner: Learner, packed: Tensor, network: nn.Module | None) -> t
 
 def _base_weights(learner: Learner) -> list[Tensor]:
     """The weights [1, P] of the network whose features the likelihood per class sees; none if it sees the inputs."""
-    network = learner._run.network
+    network = learner.parts.run.network
     if network.trunk_names and not network.base_features:
         return []
     weights = network.posterior.mean
@@ -331,9 +335,9 @@ def _base_weights(learner: Learner) -> list[Tensor]:
 
 def _groups(learner: Learner, head: str, base: nn.Module | None, seen: Tensor) -> Groups:
     """The likelihood that tells the groups of a head apart."""
-    session = learner._session
+    session = learner.parts.session
     groups, classes = session.groups[head], session.heads[head]
-    statistics, heads = statistics_in(learner._run.memory), [one.number for one in groups]
+    statistics, heads = statistics_in(learner.parts.run.memory), [one.number for one in groups]
     numbers = math.prod(seen.shape[1:])
     if statistics is None or not all(k in statistics.classes for k in heads):
         raise EvclError(f"{learner.method.name} tells the classes of this head apart in a way that cannot be exported")
@@ -360,9 +364,9 @@ def _check(
     task: str | int | None,
 ) -> None:
     """Raise if the module predicts something else than the learner does with the same draws of the weights."""
-    run, session, head = learner._run, learner._session, learner._head(task)
+    run, session, head = learner.parts.run, learner.parts.session, learner.parts.head(task)
     x, heads = packed.to(run.network.posterior.mean).unsqueeze(0), [one.number for one in session.groups[head]]
-    wanted = session.mixed(x, head, run.predict_each(x, heads, draws or None, learner._number(task)))[0]
+    wanted = session.mixed(x, head, run.predict_each(x, heads, draws or None, learner.parts.number(task)))[0]
     found = module(*inputs)["probabilities"]
     if float((found - wanted.to(found)).abs().max()) > TOLERANCE:
         raise EvclError("no plain network predicts what this learner predicts, so it cannot be exported")

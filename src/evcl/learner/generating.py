@@ -20,31 +20,30 @@ DRAWS = Setting(1000, "latent draws", low=1, high=10_000_000)
 
 def log_likelihood(predictor: Predictor, data: Any, task: str | int | None, draws: int | None) -> Tensor:
     """[N]: see `Predictor.log_likelihood`."""
-    if task is None and predictor._tasks and not predictor._run.predicts_by_task:
+    if task is None and predictor.session.tasks and not predictor.run.predicts_by_task:
         task = 0  # all tasks have the same network
     _task(predictor, task)
-    return of_rows(predictor, *predictor._examples(data, "log_likelihood"), task, draws)
+    return of_rows(predictor, *predictor.examples(data, "log_likelihood"), task, draws)
 
 
 def of_rows(predictor: Predictor, x: Tensor, y: Any, task: str | int | None, draws: int | None = None) -> Tensor:
     """`log_likelihood` of checked inputs, and of targets if there are any."""
     number = _task(predictor, task)
-    head = predictor._session.groups[predictor._head(task)][0].number
+    head = predictor.session.groups[predictor.head(task)][0].number
     given = TaskData(x.unsqueeze(0), (y if isinstance(y, Tensor) else x).unsqueeze(0), head, None, number)
     count = None if draws is None else int(DRAWS.check("draws", draws))
-    return predictor._run.log_likelihood(given, count)[0]
+    return predictor.run.log_likelihood(given, count)[0]
 
 
 def sample(predictor: Predictor, task: str | int | None, count: int, shape: tuple[int, ...] | None) -> Tensor:
     """[count, ...]: see `Predictor.sample`."""
     number = _task(predictor, task)
-    found = predictor._run.sample(number, int(COUNT.check("n", count)))[0]
+    found = predictor.run.sample(number, int(COUNT.check("n", count)))[0]
     return found if shape is None else found.view(len(found), *shape)
 
 
 def _task(predictor: Predictor, task: str | int | None) -> int:
-    predictor._check_idle()
-    if predictor._run.likelihood.heads:
+    if predictor.run.likelihood.heads:
         raise EvclError(NO_DENSITY)
-    predictor._head(task)  # raises if there is no such task
-    return predictor._number(task) or 0
+    predictor.head(task)  # raises if there is no such task
+    return predictor.number(task) or 0

@@ -16,10 +16,9 @@ from evcl._core.ranks import Ranks
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.tasks import Task
 from evcl.callbacks import Callback, Epoch
-from evcl.learner.card import Record
 from evcl.learner.describing import card_of, described
 from evcl.learner.learning import NEW, Learning, Options
-from evcl.learner.predictor import Predictor, tasks_of
+from evcl.learner.predictor import Parts, tasks_of
 from evcl.learner.reading import Reader
 from evcl.learner.saved import write
 from evcl.methods import Method, check_targets, known_settings
@@ -40,7 +39,7 @@ INPUTS = Setting(1, "inputs to add to a network", low=1, high=1_000_000)
 ACCUMULATE = Setting(1, "parts in which the gradient of a step is computed", low=1, high=1_000_000)
 
 
-class Learner(Predictor):
+class Learner:
     """A network that learns one task after another with one of the methods.
 
     The network is the trunk: it maps a batch to [batch, features], and each task adds a head on top. The posterior
@@ -115,8 +114,7 @@ class Learner(Predictor):
             raise EvclError(f"prior must be 'zero', 'network' or an evcl.nn.Prior, not {prior!r}")
         found = get_likelihood(likelihood)
         check_targets(self.method, self.settings, found)
-        self._unsupported, self._only, self._skip, self._adapters = unsupported, only, skip, adapters
-        self._accumulate = int(ACCUMULATE.check("accumulate", accumulate))
+        accumulate = int(ACCUMULATE.check("accumulate", accumulate))
         call, arguments = Call(output), network
         if isinstance(network, nn.Module):
             network = without_classifier(network, output)
@@ -124,7 +122,7 @@ class Learner(Predictor):
         if output is not None and copies:
             raise EvclError(f"{self.method.name} copies the network's layers, and takes no output=")
         network = with_adapters(network, adapters)
-        self._run = Run(
+        run = Run(
             network,
             self.method,
             [self.settings],
@@ -139,21 +137,72 @@ class Learner(Predictor):
             precision=precision,
             likelihood=found,
             call=call,
-            accumulate=self._accumulate,
+            accumulate=accumulate,
         )
-        self._reader = Reader(arguments, call, dtype, self.method.name if copies else "", found)
-        self._run.network.merges = adapters is not None and adapters.tasks == "merged"
-        self._plain = self.method.changed(network, [self.settings])
-        self._session = Session(self._run)
-        self._busy = False
-        self._trial = False  # whether it is a copy that learns a part of a task
-        self._records: list[Record] = []  # one per task
-        self._shape: tuple[int, ...] | None = None  # of an example of the last task, as it is computed with
+        run.network.merges = adapters is not None and adapters.tasks == "merged"
+        self.parts = Parts(
+            run,
+            Session(run),
+            Reader(arguments, call, dtype, self.method.name if copies else "", found),
+            self.method.changed(network, [self.settings]),
+            unsupported=unsupported,
+            only=only,
+            skip=skip,
+            adapters=adapters,
+            accumulate=accumulate,
+        )
         self.history: dict[str, tuple[Epoch, ...]] = {}
 
     def __repr__(self) -> str:
-        learned = f"{len(self._tasks)} task{'' if len(self._tasks) == 1 else 's'} learned"
+        learned = f"{len(self.tasks)} task{'' if len(self.tasks) == 1 else 's'} learned"
         return f"{type(self).__name__}({self.method.name!r}, seed={self.seed}, {learned})"
+
+    # --- what it knows ---------------------------------------------------------------------------------------------
+
+    @property
+    def likelihood(self) -> str:
+        """What the targets are: categorical, gaussian, bernoulli or poisson; without labels, the name of the energy."""
+        return self.parts.likelihood
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the learned tasks, in order."""
+        return self.parts.tasks
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of the heads, in order. A head is named after the task it was made for."""
+        return self.parts.heads
+
+    def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
+        """The labels of a task's head: the columns of `predict_proba`. With task="infer", the labels of all heads."""
+        return self.parts.classes(task)
+
+    def predicted_as(self, task: str) -> str:
+        """The first task whose predictions are the same as those of this one, for any input: tasks that share a head
+        have the same, unless each has weights of its own.
+        """
+        return self.parts.predicted_as(task)
+
+    @property
+    def knows_unfamiliar(self) -> bool:
+        """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
+        return self.parts.knows_unfamiliar
+
+    @property
+    def kept(self) -> int:
+        """The number of examples of earlier tasks that the learner keeps."""
+        return self.parts.kept
+
+    def _check_idle(self) -> None:
+        if self.parts.busy:
+            raise EvclError("a task is being learned: the learner can be used after it has ended, or in end_task")
+
+    @property
+    def _idle(self) -> Parts:
+        """Its parts, unless a task is being learned."""
+        self._check_idle()
+        return self.parts
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -226,8 +275,8 @@ class Learner(Predictor):
         known = labels(wanted, len(wanted)) if wanted else []
         options = Options(epochs, callbacks, validation, patience, class_weight, sample_weight, checkpoint, reread)
         learning = Learning(self, options)
-        with self._reader.reading(label, not self._tasks):
-            return learning.learn([learning.read(data, task, head, self._tasks, known)])[0]
+        with self.parts.reader.reading(label, not self.tasks):
+            return learning.learn([learning.read(data, task, head, self.tasks, known)])[0]
 
     def learn_jointly(
         self, tasks: Iterable[Task], epochs: int | None = None, *, callbacks: Iterable[Callback] = ()
@@ -239,8 +288,8 @@ class Learner(Predictor):
             raise EvclError("there is no task to learn")
         names = [task.name for task in tasks]
         learning = Learning(self, Options(epochs, callbacks))
-        with self._reader.reading(None, not self._tasks):
-            given = [learning.read(task, None, NEW, [*self._tasks, *names[:k]]) for k, task in enumerate(tasks)]
+        with self.parts.reader.reading(None, not self.tasks):
+            given = [learning.read(task, None, NEW, [*self.tasks, *names[:k]]) for k, task in enumerate(tasks)]
             return learning.learn(given)
 
     def keep(self, examples: int) -> Learner:
@@ -251,8 +300,8 @@ class Learner(Predictor):
         self._check_idle()
         given = {**self.settings, "memory": examples}
         settings = resolve(self.method.name, known_settings(self.method, given), given)
-        check_targets(self.method, settings, self._run.likelihood)
-        self._run.switch(self.method, settings)
+        check_targets(self.method, settings, self.parts.run.likelihood)
+        self.parts.run.switch(self.method, settings)
         self.settings = settings
         return self
 
@@ -268,13 +317,13 @@ class Learner(Predictor):
     @property
     def lacking(self) -> tuple[Label, ...]:
         """The old classes of the last task's head that the task had no rows of, although it trained their softmax."""
-        return tuple(self._session.lacking)
+        return tuple(self.parts.session.lacking)
 
     def forgetting(self, task: str, lacking: Sequence[str], keep: str | None = "learner.keep(200)") -> str | None:
         """One line of advice for a task that lacks these classes of its head; None if all is well. `keep` is how to
         keep examples.
         """
-        keeps = self._run.kept_examples() or self.settings.get("memory", 0)
+        keeps = self.parts.run.kept_examples() or self.settings.get("memory", 0)
         if not lacking or keeps or self.method.generative or self.method.replays:
             return None
         some = ", ".join(lacking[:SHOWN]) + (f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else "")
@@ -291,17 +340,84 @@ class Learner(Predictor):
         self._check_idle()
         from evcl.posterior import NamedPosterior
 
-        network = self._run.network
+        network = self.parts.run.network
         own = network.posterior.map(torch.clone, network.layout)
         bayesian = own.log_std is not None
         return NamedPosterior(own, network.first_prior(self.settings.prior_std, own.mean) if bayesian else own)
+
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
+        """Probabilities [N, classes], averaged over draws from the posterior: a tensor if `x` is one, else an array.
+
+        `x` is one array [N, ...], or several inputs in the form that they were learned in: a tuple, or a dict, whose
+        labels, if it has any, are ignored.
+
+        The seed fixes the draws, so the same input always gives the same output. `task` is a name or a number, and may
+        be omitted if there is only one head. With task="infer", the head that predicts an example is inferred (see
+        `predictions`).
+        """
+        return self._idle.predict_proba(x, task)
+
+    def predict(self, x: Any, task: str | int | None = None) -> Any:
+        """The most probable label of each input, [N], in the form in which labels were given to `learn`.
+
+        Of targets other than classes, the expected numbers or counts, or labels 0 and 1; [N, D] if there are several.
+        """
+        return self._idle.predict(x, task)
+
+    def predictions(self, x: Any, task: str | int | None = None) -> Any:
+        """`Predictions`: labels and probabilities, how uncertain they are, and why. Of numbers and counts, `Numbers`.
+
+        With task="infer", each example is predicted by one of the heads: the one with the largest likelihood of the
+        example, if the method has a likelihood per class; otherwise the least uncertain one, with the smallest entropy
+        relative to its maximum, log(classes). The columns are then the classes of all heads, in the order of
+        `classes("infer")`; classes that the example's head does not know have probability 0.
+        """
+        return self._idle.predictions(x, task)
+
+    def log_likelihood(self, x: Any, task: str | int | None = None, *, draws: int | None = None) -> Any:
+        """log p(x) of each example, [N], in nats, under a task's model: a tensor if `x` is one, else an array.
+
+        For a learner with `likelihood="bound"`, it is estimated by importance sampling with this many latent `draws`
+        per example, 1,000 by default, at the posterior's means. For any other energy, it is the negative energy of x,
+        or of the pair (x, y). The task may be left out if all tasks share the whole network, as in a language model.
+        """
+        return self._idle.log_likelihood(x, task, draws=draws)
+
+    def sample(self, task: str | int | None = None, n: int = 1) -> Tensor:
+        """n inputs that a task's model generates, [n, ...], in the shape that was learned: the mean of p(x | z), for z
+        from N(0, I), at the posterior's means. The seed fixes them.
+        """
+        return self._idle.sample(task, n)
+
+    def evaluate(self, tasks: Task | Iterable[Task] | None = None) -> dict[str, float]:
+        """The accuracy on the test set of each of these tasks. All of them must have been learned. Of numbers and
+        counts, the root of the mean squared error; without labels, the mean log-likelihood.
+
+        Without tasks, the accuracy on the rows that the learner keeps of each earlier task: how much of it is left now.
+        It has trained on these rows, so the accuracy on new ones may be lower.
+        """
+        return self._idle.evaluate(tasks)
+
+    def evaluate_kept(self, least: int = 1) -> dict[str, float]:
+        """The accuracy on the rows that are kept of each task, if there are at least `least`; empty if none are."""
+        return self._idle.evaluate_kept(least)
+
+    def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Any:
+        """`Measures`: accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a
+        task. Of numbers and counts, `NumberMeasures`.
+
+        A benchmark's task is measured on its test set, with its own head. A label that the head does not know counts as
+        wrong, with the smallest possible probability. `label` names the column of labels in a dict, as in `learn`.
+        """
+        return self._idle.measure(data, task, label=label)
 
     # --- other forms -----------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> Learner:
         """Move the learner to a device, and return it."""
-        self._check_idle()
-        self._run.to(usable(device, self._reader.dtype, self._run.precision))
+        self._idle.run.to(usable(device, self.parts.reader.dtype, self.parts.run.precision))
         return self
 
     def share(self, ranks: Ranks | None) -> Learner:
@@ -310,10 +426,9 @@ class Learner(Predictor):
         Every process must construct the same learner and call `learn` with the same data; all end with the same
         weights. All other calls concern this process only: let one process save.
         """
-        self._check_idle()
-        if ranks is not None and self._run.likelihood.beside:
+        if ranks is not None and self._idle.run.likelihood.beside:
             raise EvclError("the noise of numbers is measured on whole batches: one process must learn them alone")
-        self._run.ranks = ranks
+        self.parts.run.ranks = ranks
         return self
 
     def truncated(self, layer: str, rank: float) -> Learner:

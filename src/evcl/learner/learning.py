@@ -44,7 +44,7 @@ FEWEST, ALL_TRIED, MOST_TRIED, FOLDS = 10, 500, 5000, 5  # rows of a first task 
 def copied(learner: Learner) -> Learner:
     """A copy that learns on its own, for trials."""
     found = copy.deepcopy(learner)
-    found._trial = True
+    found.parts.trial = True
     return found
 
 
@@ -77,7 +77,7 @@ class Learning:
 
     def __init__(self, learner: Learner, options: Options) -> None:
         self.learner, self.options = learner, options
-        self.run, self.session = learner._run, learner._session
+        self.parts, self.run, self.session = learner.parts, learner.parts.run, learner.parts.session
         self.rereading: Rereading | None = None  # the loader of the task
         options.check()
 
@@ -90,13 +90,13 @@ class Learning:
         know.
         """
         learner = self.learner
-        classes = learner._run.likelihood is CATEGORICAL
-        energy = isinstance(learner._run.likelihood, Energy)
+        classes = self.run.likelihood is CATEGORICAL
+        energy = isinstance(self.run.likelihood, Energy)
         if energy and (self.options.validation is not None or self.options.sample_weight is not None):
             raise EvclError("validation and sample_weight are for targets: leave them out for a model without labels")
         if not classes and (known or self.options.class_weight is not None or self.options.reread):
             what = "classes" if known else "class_weight" if self.options.class_weight is not None else "reread"
-            raise EvclError(f"{what} is for targets that are classes, not for {learner._run.likelihood.name} targets")
+            raise EvclError(f"{what} is for targets that are classes, not for {self.run.likelihood.name} targets")
         if isinstance(data, Task):
             task = data.name if task is None else task
             known = known or ([c if isinstance(c, str) else int(c) for c in data.classes] if classes else [])
@@ -111,14 +111,18 @@ class Learning:
         counts = None
         if reread := self.options.reread:
             window = None if reread is True else int(WINDOW.check("reread", reread))
-            about = (learner._reader, data, learner.seed, self.run.rounds, learner.settings.batch_size, window)
+            about = (self.parts.reader, data, learner.seed, self.run.rounds, learner.settings.batch_size, window)
             self.rereading = found = Rereading(*about)
-            x, y, counts = learner._tested(found.x.to(self.run.network.posterior.mean.device)), found.y, found.counts
+            x, y, counts = (
+                self.parts.tested(found.x.to(self.run.network.posterior.mean.device)),
+                found.y,
+                found.counts,
+            )
             known = [*known, *(label for label in sorted(counts) if label not in known)]
         else:
             if self.options.sample_weight is not None:
                 check_order(data)
-            x, y = learner._examples(data, "learn")
+            x, y = self.parts.examples(data, "learn")
         each = y.unsqueeze(0) if isinstance(y, Tensor) else [y]
         if isinstance(each, Tensor) and not classes and not energy:
             each = self._limited(each)
@@ -144,7 +148,7 @@ class Learning:
         if head is None:
             raise EvclError("head must be 'new', or the name or number of a task whose head to use, not None")
         if head != NEW:
-            found = self.learner._head(head)
+            found = self.parts.head(head)
         elif isinstance(data, Task):
             found = data.head
         elif name in heads:
@@ -166,15 +170,15 @@ class Learning:
             epochs = int(learner.method.known_settings["epochs"].check("epochs", options.epochs))
         report = History(" + ".join(names), options.callbacks)
         held = held_out.requested(
-            options.validation, options.patience, lambda data: learner._examples(data, "validation")
+            options.validation, options.patience, lambda data: self.parts.examples(data, "validation")
         )
         errors, known = self._new_errors(given), set(session.heads)
-        before, learner._busy = (learner.history, learner._records, learner._shape), True
+        before, self.parts.busy = (learner.history, self.parts.records, self.parts.shape), True
         validation: Validation | None = None
         measured: TaskData | None = None
 
         def ended() -> None:
-            learner._busy = False
+            self.parts.busy = False
             self._record(given, epochs, measured, isinstance(held, float))
             learner.history = {**learner.history, **dict.fromkeys(names, tuple(report.epochs))}
             report.end()
@@ -207,35 +211,33 @@ class Learning:
             if options.checkpoint is not None:
                 resumable.remove(run, Path(options.checkpoint))
         except BaseException:
-            learner.history, learner._records, learner._shape = before
+            learner.history, self.parts.records, self.parts.shape = before
             raise
         finally:
-            learner._busy = False
+            self.parts.busy = False
         return names
 
     def _merge(self) -> None:
         """If the learner's adapters are to be merged into the weights that they are added to, do so."""
-        learner = self.learner
-        if learner._adapters is not None and learner._adapters.tasks == "merged":
+        if self.parts.adapters is not None and self.parts.adapters.tasks == "merged":
             from evcl.training.adapters import merge
 
-            merge(self.run, learner._plain, learner._adapters)
+            merge(self.run, self.parts.plain, self.parts.adapters)
 
     def _new_errors(self, given: Sequence[Given]) -> dict[str, Tensor]:
         """For heads of numbers or counts, the errors [n, D] on rows that were not learned from: those of the task if
         its head was used before, else those of parts of the task that copies of the learner learn without.
         """
-        learner = self.learner
         found: dict[str, Tensor] = {}
         if not self.run.likelihood.beside:
             return {}
         for task in given:
             assert isinstance(task.y, Tensor)
             known = self.session.heads.get(task.head)
-            if known is None and not learner._trial and len(given) == 1:
+            if known is None and not self.parts.trial and len(given) == 1:
                 found |= self._trials(task)
             elif known is not None and task.y.shape[2] == len(known):
-                found[task.head] = values.new_errors(learner, task.x[0], task.y[0], _weights(task), task.head)
+                found[task.head] = values.new_errors(self.parts, task.x[0], task.y[0], _weights(task), task.head)
         return found
 
     def _trials(self, task: Given) -> dict[str, Tensor]:
@@ -255,7 +257,7 @@ class Learning:
                 Learning(other, Options(self.options.epochs, ())).learn([part])
             rows, counted = fold.to(task.x.device), _weights(task)
             counted = None if counted is None else counted[fold]
-            errors.append(values.new_errors(other, task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
+            errors.append(values.new_errors(other.parts, task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
         return {task.head: torch.cat(errors)}
 
     def _fit(
@@ -273,15 +275,14 @@ class Learning:
         """Note what was learned for the card. `data`: the validation part, if there is one; `part`: whether it was held
         out of the task's own rows.
         """
-        learner = self.learner
-        learner._shape = tuple(given[-1].x.shape[2:])
+        self.parts.shape = tuple(given[-1].x.shape[2:])
         mean = self.run.network.posterior.mean
         found = [card.record(task, epochs, mean) for task in given]
         if data is not None:
             x, y = self.session.rows([data])
             found[0]["examples"] -= len(x) if part else 0  # these were not trained on
-            found[0]["validation"] = {"examples": len(x), **learner._measured(x, y, given[0].name)._asdict()}
-        learner._records = [*learner._records, *found]
+            found[0]["validation"] = {"examples": len(x), **self.parts.measured(x, y, given[0].name)._asdict()}
+        self.parts.records = [*self.parts.records, *found]
 
     # --- the data of a round ---------------------------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ class Learning:
 
     def _of_one_length(self, tasks: list[TaskData], held: HeldOut) -> tuple[list[TaskData], HeldOut]:
         """The tasks and validation data with their sequences padded to one length, and the kept examples too."""
-        form = self.learner._reader.call.form
+        form = self.parts.reader.call.form
         if form is None or not form.step:
             return tasks, held
         every = [task.x for task in (*tasks, *self.run.kept_examples())]
@@ -319,14 +320,14 @@ class Learning:
     def _doubt(self, predicted: Tensor, head: int) -> Tensor:
         """[n]: how unsure these predictions are, from 0 to 1."""
         name = next(name for name, groups in self.session.groups.items() if head in {one.number for one in groups})
-        return self.run.likelihood.doubt(predicted, self.session.scales.get(name), values.draws(self.learner))
+        return self.run.likelihood.doubt(predicted, self.session.scales.get(name), values.draws(self.parts))
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
-        first = next((module for module in self.learner._plain.modules() if not list(module.children())), None)
+        first = next((module for module in self.parts.plain.modules() if not list(module.children())), None)
         if isinstance(first, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d)):
             return
-        form = self.learner._reader.call.form
+        form = self.parts.reader.call.form
         args, named = ([x], {}) if form is None else form.unpack(x)
         for one in (*args, *named.values()):
             if one.is_floating_point():
@@ -340,8 +341,8 @@ class Learning:
         if (found is None and self.session.tasks) or not self.run.likelihood.heads:
             return None
         weights = sum(math.prod(network.layout.shapes[name]) for name in network.trunk_names)
-        named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self.learner._plain.modules())
-        form = self.learner._reader.call.form
+        named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self.parts.plain.modules())
+        form = self.parts.reader.call.form
         if named and form is not None and any(one.kind != "float" for one in form.inputs):
             return None
         for task in tasks:

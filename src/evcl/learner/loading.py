@@ -78,10 +78,10 @@ def rebuilt(
     learner = _learner(saved, method, network, trunk, tensors, more)
     del network
     _check_base(learner, saved)
-    run = learner._run
+    run = learner.parts.run
     run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
     run.drawn, run.prior = saved.get("drawn") is True, _prior(saved)
-    learner._shape, learner._records = _shape(saved), checked(saved.get("records"), tasks)
+    learner.parts.shape, learner.parts.records = _shape(saved), checked(saved.get("records"), tasks)
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
     restore_frozen(learner, {name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
@@ -94,7 +94,7 @@ def rebuilt(
     if not whole:
         run.add_heads(saved["features"], list(sizes.values()))
     run.add_film(len(tasks))
-    session = learner._session
+    session = learner.parts.session
     session.heads, session.groups, session.tasks = heads, groups, tasks
     session.shown, session.seen = _used(saved, session)
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
@@ -112,12 +112,12 @@ def rebuilt(
 
 def _check_examples(learner: Learner) -> None:
     """Raise unless the network accepts the examples that the file has stored."""
-    kept = learner._run.kept_examples()
+    kept = learner.parts.run.kept_examples()
     for one in kept:
         if one.x.shape[2:] != kept[0].x.shape[2:]:
             raise EvclError("the inputs of its stored examples must all have one shape")
         if one.y.numel():
-            learner._tested(one.x[0])
+            learner.parts.tested(one.x[0])
 
 
 def _learner(
@@ -194,9 +194,9 @@ def _left_out(learner: Learner, trunk: Layout, tensors: dict[str, Tensor]) -> li
     """The modules that unsupported="deterministic" left fixed when the file was saved, but that learn in this version:
     LSTM and GRU had no Bayesian form then. The file has their weights among those that do not learn.
     """
-    if learner._unsupported != "deterministic":
+    if learner.parts.unsupported != "deterministic":
         return []
-    more = [name for name in learner._run.network.trunk_names if name not in trunk.shapes]
+    more = [name for name in learner.parts.run.network.trunk_names if name not in trunk.shapes]
     found = dict.fromkeys(name.rpartition(".")[0] or name for name in more if f"{FROZEN}{name}" in tensors)
     return list(found)
 
@@ -228,18 +228,18 @@ def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[
     if columns != max(1, rounds):
         raise EvclError("the number of its columns does not fit the number of its rounds")
     first = {name.removeprefix(FIRST): t for name, t in tensors.items() if name.startswith(FIRST)}
-    for module in (learner._plain, learner._run._plain) if first else ():
+    for module in (learner.parts.plain, learner.parts.run._plain) if first else ():
         own = module.state_dict()
         fits = {name: t.shape for name, t in own.items()} == {name: t.shape for name, t in first.items()}
         if not fits or not all(packing.finite(t) for t in first.values()):
             raise EvclError("the first weights of a new column do not fit the network, or are not finite")
         module.load_state_dict(first)
-    learner._run.grow_trunk(rounds)
+    learner.parts.run.grow_trunk(rounds)
 
 
 def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
     """Restore the trunk's first prior: its centre, if it was the network's own weights, or all of it."""
-    run = learner._run
+    run = learner.parts.run
     if run.prior == "zero":
         return
     found, wanted = tensors["centre"], run.network.centre

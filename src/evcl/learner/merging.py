@@ -65,7 +65,7 @@ def merge(base: Learner, sites: Sequence[Learner], names: Sequence[str] | None =
 def _refuse_shared_rows(one: _Part, other: _Part, base: _Part) -> None:
     """Raise if both sites have learned a task that the base lacks: the same posterior once was the end of both."""
     known, own, theirs = (
-        {record["posterior"]: record["task"] for record in part.learner._records if "posterior" in record}
+        {record["posterior"]: record["task"] for record in part.learner.parts.records if "posterior" in record}
         for part in (base, one, other)
     )
     shared = [task for posterior, task in own.items() if posterior in theirs and posterior not in known]
@@ -78,22 +78,22 @@ class _Part:
     """The base or a site."""
 
     def __init__(self, name: str, learner: Learner) -> None:
-        self.name, self.learner, self.session = name, learner, learner._session
+        self.name, self.learner, self.session = name, learner, learner.parts.session
         self.description, self.tensors = learner.described()
-        self.layout: Layout = learner._run.network.layout
-        self.memory = learner._run.memory
+        self.layout: Layout = learner.parts.run.network.layout
+        self.memory = learner.parts.run.memory
 
     def check(self, base: _Part) -> None:
         """Raise if it cannot be merged, or does not continue the base."""
         own, theirs = self.description, base.description
-        q, told = self.learner._run.network.posterior, own["memory"][0].get("fields", {})
+        q, told = self.learner.parts.run.network.posterior, own["memory"][0].get("fields", {})
         if own.get("likelihood", "categorical") != "categorical":
             raise EvclError(f"{self.name} predicts numbers, or several labels: only classifiers can be merged")
         if self.learner.kept or "inner" in told or "kept" in told:
             raise EvclError(f"{self.name} keeps rows, which would leave their site: merge models that keep none")
         if (
             q.log_std is None
-            or self.learner._run.network.film is not None
+            or self.learner.parts.run.network.film is not None
             or not set(told) <= set(FIELDS)
             or getattr(self.memory, "factors", None)
         ):
@@ -102,8 +102,11 @@ class _Part:
         for key, what in SAME.items():
             if own.get(key) != theirs.get(key):
                 raise EvclError(f"{self.name} has {what} than the base: let every site start from the base's file")
-        records = base.learner._records
-        if own["tasks"][: len(theirs["tasks"])] != theirs["tasks"] or self.learner._records[: len(records)] != records:
+        records = base.learner.parts.records
+        if (
+            own["tasks"][: len(theirs["tasks"])] != theirs["tasks"]
+            or self.learner.parts.records[: len(records)] != records
+        ):
             raise EvclError(f"{self.name} does not continue the base: its first tasks are others")
         if self is not base and len(own["tasks"]) == len(theirs["tasks"]):
             raise EvclError(f"{self.name} has learned nothing since the base")
@@ -217,7 +220,7 @@ def _add_groups(plan: _Plan, part: _Part, i: int, known: int, base: Mapping[str,
 def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and tensors of the merged learner: see `Learner.described`."""
     base = parts[0]
-    trunk = {name: base.layout.shapes[name] for name in base.learner._run.network.trunk_names}
+    trunk = {name: base.layout.shapes[name] for name in base.learner.parts.run.network.trunk_names}
     heads: dict[str, tuple[int, ...]] = {}
     for k, size in plan.sizes.items():
         names = head_names(k)
@@ -256,7 +259,7 @@ def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[dict[str, Any], dict[s
         "memory": [{"fields": told}],
         "heads": [[name, classes] for name, classes in plan.heads.items()],
         "tasks": [[task, head] for task, head in plan.tasks.items()],
-        "rounds": int(summed(*_pair([torch.tensor(part.learner._run.rounds) for part in parts]))),
+        "rounds": int(summed(*_pair([torch.tensor(part.learner.parts.run.rounds) for part in parts]))),
         "groups": {name: [list(g) if g.domain else list(g[:2]) for g in some] for name, some in plan.groups.items()},
         "shown": {name: _shown(plan, name) for name in plan.heads},
         "seen": plan.seen,
@@ -305,7 +308,7 @@ def _posterior(
     first = torch.ones(layout.size, dtype=torch.float64)
     found = []
     for i, (part, place) in enumerate(zip(parts, places, strict=True)):
-        network, s = part.learner._run.network, part.learner.settings
+        network, s = part.learner.parts.run.network, part.learner.settings
         q = network.posterior
         width = network.first_log_std(s.prior_std, q.mean)[0].double().expand(part.layout.size).cpu()
         own = (-2 * width).exp()
@@ -315,7 +318,7 @@ def _posterior(
         precision = own + units * (q.map(lambda flat: flat[0].double().cpu()).precision() - own)
         found.append(Diagonal(place, q.mean[0].double().cpu(), precision.clamp_min(1e-12)))
     mean = torch.zeros(layout.size, dtype=torch.float64)
-    centre = parts[0].learner._run.network.centre
+    centre = parts[0].learner.parts.run.network.centre
     if not centre.is_meta:
         mean[: centre.shape[1]] = centre[0].double()
     base = found[0]
@@ -369,7 +372,7 @@ def _shown(plan: _Plan, name: str) -> list[Any]:
 
 
 def _records(parts: Sequence[_Part], plan: _Plan) -> list[Any]:
-    found = list(parts[0].learner._records)
+    found = list(parts[0].learner.parts.records)
     for names, part in zip(plan.renamed[1:], parts[1:], strict=True):
-        found += [{**one, "task": names[one["task"]]} for one in part.learner._records if one["task"] in names]
+        found += [{**one, "task": names[one["task"]]} for one in part.learner.parts.records if one["task"] in names]
     return found

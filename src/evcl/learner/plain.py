@@ -24,17 +24,17 @@ def mean_network(learner: Learner, task: str | int | None) -> nn.Module:
     """A plain network with the mean weights: see `Learner.mean_network`."""
     if learner.method.generative:
         raise EvclError(f"{learner.method.name} trains no network: it predicts by a likelihood per class alone")
-    groups = learner._session.groups[learner._head(task)]
+    groups = learner.parts.session.groups[learner.parts.head(task)]
     if len(groups) > 1:
         raise EvclError(
             f"the classes of this head were learned in {len(groups)} groups, and a likelihood per class tells them "
             "apart: no plain network has that. Use predict_proba, or a learner with one_softmax=True"
         )
-    number, energy = learner._number(task), isinstance(learner._run.likelihood, Energy)
+    number, energy = learner.parts.number(task), isinstance(learner.parts.run.likelihood, Energy)
     heads = [] if energy else [groups[0].number]
-    found = next(plain_networks(learner, [learner._run.predictor(number).mean], heads, number))
-    if learner._run.likelihood is not CATEGORICAL and not energy:
-        _in_units(learner, found[-1], learner._head(task), groups[0].number)
+    found = next(plain_networks(learner, [learner.parts.run.predictor(number).mean], heads, number))
+    if learner.parts.run.likelihood is not CATEGORICAL and not energy:
+        _in_units(learner, found[-1], learner.parts.head(task), groups[0].number)
     return found
 
 
@@ -42,11 +42,11 @@ def mean_network(learner: Learner, task: str | int | None) -> nn.Module:
 def _in_units(learner: Learner, head: nn.Module, name: str, k: int) -> None:
     """Let a plain head compute numbers in the units of the targets, or the log of counts."""
     assert isinstance(head, nn.Linear)
-    scale = learner._session.scales[name]
+    scale = learner.parts.session.scales[name]
     head.weight.mul_(scale.std.to(head.weight).unsqueeze(1))
     head.bias.copy_(scale.restored(head.bias.double()))
-    if isinstance(learner._run.likelihood, Poisson):
-        head.bias.add_(learner._run.network.number_head(k).beside[0])
+    if isinstance(learner.parts.run.likelihood, Poisson):
+        head.bias.add_(learner.parts.run.network.number_head(k).beside[0])
 
 
 @torch.no_grad()
@@ -58,8 +58,8 @@ def plain_networks(
 
     All of them share the tensors that do not learn, unless there is FiLM, which is multiplied into the layers.
     """
-    run = learner._run
-    network, plain = run.network, learner._plain
+    run = learner.parts.run
+    network, plain = run.network, learner.parts.plain
     if learner.method.trunk is not None:  # the columns up to the task's own
         plain = run.plain_trunk(run.rounds if number is None else number + 1)
     shared: nn.Module | None = None

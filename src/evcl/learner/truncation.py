@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def truncated(learner: Learner, layer: str, rank: float) -> Learner:
     made = copy.deepcopy(learner)
-    run, network, name = made._run, made._run.network, f"{layer}.weight"
+    run, network, name = made.parts.run, made.parts.run.network, f"{layer}.weight"
     if name in network.trunk_names:
         q = network.posterior
         mean = q.mean.clone()
@@ -38,7 +38,7 @@ def truncated(learner: Learner, layer: str, rank: float) -> Learner:
     if name not in frozen:
         known = [one.removesuffix(".weight") for one in (*network.trunk_names, *frozen) if one.endswith(".weight")]
         raise unknown("layer", layer, known)
-    for trunk in (network.trunk, made._plain):
+    for trunk in (network.trunk, made.parts.plain):
         weight = trunk.state_dict()[name]
         weight.copy_(low_rank(weight, layer, rank))
     return made

@@ -20,19 +20,18 @@ TESTED = 2000  # at most this many rows of a task are predicted before they are 
 
 def draws(predictor: Predictor) -> int:
     """How many draws of the weights a prediction averages over."""
-    run = predictor._run
+    run = predictor.run
     return int(run.settings.get("predict_samples", 1)) if run.network.posterior.log_std is not None else 1
 
 
 def outcome(predictor: Predictor, x: Tensor, task: str | int | None) -> Outcome:
     """The prediction for x [N, ...], averaged over draws."""
-    predictor._check_idle()
     if task == INFER:
         raise EvclError("the task can be inferred from class probabilities only: choose a task")
-    run, name, number = predictor._run, predictor._head(task), predictor._number(task)
-    head = predictor._session.groups[name][0].number
-    (averaged,) = predictor._tried(x, lambda x: [run.predict(x, head, task=number)])
-    return run.likelihood.outcome(averaged, predictor._session.scales[name], draws(predictor))
+    run, name, number = predictor.run, predictor.head(task), predictor.number(task)
+    head = predictor.session.groups[name][0].number
+    (averaged,) = predictor.tried(x, lambda x: [run.predict(x, head, task=number)])
+    return run.likelihood.outcome(averaged, predictor.session.scales[name], draws(predictor))
 
 
 def widened(predictor: Predictor, x: Tensor, task: str | int | None) -> Outcome:
@@ -43,10 +42,10 @@ def widened(predictor: Predictor, x: Tensor, task: str | int | None) -> Outcome:
     mean. The function may change as the network does beyond the edge of the data, or not at all, or by s per deviation
     of the inputs as it does within the data on average. So the variance grows by (f(x) - f(x'))^2 + (e s)^2.
     """
-    found, seen, run = outcome(predictor, x, task), predictor._session.density, predictor._run
-    name = predictor._head(task)
+    found, seen, run = outcome(predictor, x, task), predictor.session.density, predictor.run
+    name = predictor.head(task)
     spread = run.likelihood.spread(
-        run.network, predictor._session.groups[name][0].number, predictor._session.scales[name]
+        run.network, predictor.session.groups[name][0].number, predictor.session.scales[name]
     )
     if spread is None or seen is None or len(seen.mean) != x[0].numel():
         return found
@@ -59,12 +58,12 @@ def widened(predictor: Predictor, x: Tensor, task: str | int | None) -> Outcome:
 
 def predictions(predictor: Predictor, x: Any, task: str | int | None) -> Predictions | Numbers:
     """`Learner.predictions` for values."""
-    checked = predictor._inputs(x)
-    first = {head: name for name, head in reversed(predictor._tasks.items())}
-    tasks = np.full(len(checked), first[predictor._head(None if task == INFER else task)])
+    checked = predictor.inputs(x)
+    first = {head: name for name, head in reversed(predictor.session.tasks.items())}
+    tasks = np.full(len(checked), first[predictor.head(None if task == INFER else task)])
     found = widened(predictor, checked, task)
     shaped = [in_form(x, one[:, 0] if one.shape[1] == 1 else one) for one in found.parts]
-    return found.answer([*shaped, tasks, predictor._unfamiliar(x, checked, found.doubt)])
+    return found.answer([*shaped, tasks, predictor.unfamiliar(x, checked, found.doubt)])
 
 
 def new_errors(predictor: Predictor, x: Tensor, y: Tensor, weights: Tensor | None, head: str) -> Tensor:
@@ -73,6 +72,6 @@ def new_errors(predictor: Predictor, x: Tensor, y: Tensor, weights: Tensor | Non
     """
     step = math.ceil(len(y) / TESTED)
     some, wanted = x[::step], y[::step]
-    task = next(name for name, own in predictor._tasks.items() if own == head)
+    task = next(name for name, own in predictor.session.tasks.items() if own == head)
     errors = outcome(predictor, some, task).errors(wanted.to(some.device))
     return errors if weights is None else weights[::step].to(errors).unsqueeze(1) * errors

@@ -21,21 +21,21 @@ def with_inputs(learner: Learner, count: int) -> Learner:
     """
     from evcl.learner.loading import rebuilt
 
-    plain, method = learner._plain, learner.method
+    plain, method = learner.parts.plain, learner.method
     what = "its network is not an evcl.nn.mlp" if not isinstance(plain, MLP) else ""
     what = what or ("it has a column of layers for each task" if method.trunk is not None else "")
-    what = what or ("it has scales and shifts of each task" if learner._run.network.film is not None else "")
-    what = what or ("its first prior is its own" if learner._run.prior != "zero" else "")
+    what = what or ("it has scales and shifts of each task" if learner.parts.run.network.film is not None else "")
+    what = what or ("its first prior is its own" if learner.parts.run.prior != "zero" else "")
     if what:
         raise EvclError(f"{method.name} cannot have more inputs: {what}")
     assert isinstance(plain, MLP)
     inputs, made = plain.inputs + count, rebuilt(*learner.described())
     try:
-        made._run.grow_inputs(count)
+        made.parts.run.grow_inputs(count)
     except EvclError as error:
         raise EvclError(f"{method.name} cannot have more inputs: {error}") from None
-    made._plain.inputs = inputs  # type: ignore[assignment]
-    made._shape = None if made._shape is None else (inputs,)
-    if made._session.density is not None:
-        made._session.density = made._session.density.with_inputs(count)
-    return rebuilt(*made.described()).to(learner._run.network.posterior.mean.device)
+    made.parts.plain.inputs = inputs  # type: ignore[assignment]
+    made.parts.shape = None if made.parts.shape is None else (inputs,)
+    if made.parts.session.density is not None:
+        made.parts.session.density = made.parts.session.density.with_inputs(count)
+    return rebuilt(*made.described()).to(learner.parts.run.network.posterior.mean.device)

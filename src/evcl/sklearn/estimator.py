@@ -247,7 +247,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         before, rows = opened.before, opened.rows
         spread = spread or before is not None or self.likelihood == "categorical"
         learner = self._new(opened) if before is None else self._next(before, opened.scaling)
-        learner._trial = not spread
+        learner.parts.trial = not spread
         scaling = opened.scaling.after(rows.x) if self.scale else opened.scaling
         x = scaling(rows.x)
         name = _free(learner.tasks) if opened.name is None else opened.name
@@ -266,7 +266,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 **self._options(learner),
             )
         self._told(learner, name)
-        learner._trial = False
+        learner.parts.trial = False
         self._learner, self._scaling = learner, scaling
         return opened._replace(learned=True, spread=spread)
 
