@@ -108,12 +108,12 @@ class Form:
                 fixed.append(part.reshape(part.shape[0], one.width))
         return torch.cat([*fixed, torch.cat(steps, 2).flatten(1)] if steps else fixed, 1)
 
-    def described(self) -> list[Any]:
+    def described(self) -> list[object]:
         """As JSON."""
         return [[one.key, one.kind, list(one.shape), one.sequence, one.pad] for one in self.inputs]
 
     @classmethod
-    def from_description(cls, described: Any) -> Form:
+    def from_description(cls, described: object) -> Form:
         """The inverse of `described`; raises EvclError if it is something else."""
         found = []
         each: list[Any] = described if isinstance(described, list) else [None]
@@ -144,7 +144,7 @@ def widened(x: Tensor, columns: int) -> Tensor:
 
 
 def pack(
-    inputs: Mapping[Key, Any] | Sequence[Any],
+    inputs: Mapping[Key, object] | Sequence[object],
     form: Form | None = None,
     dtype: torch.dtype = torch.float32,
     masks: Sequence[str] = (),
@@ -156,7 +156,7 @@ def pack(
     or 0. If a form is given, the inputs must fit it; only the length of the sequences may differ. Masks that the form
     has, and without a form the first of `masks`, are made if they are missing and the form or the inputs need them.
     """
-    named: dict[Key, Any] = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+    named: dict[Key, object] = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
     pads = pads or {}
     if form is not None:
         pads = {one.key: one.pad for one in form.inputs}

@@ -22,7 +22,7 @@ ENOUGH = 10_000  # rows that tell the scale of inputs
 PIECE = 2**22  # numbers that are checked at a time, so that a check needs no second copy of the inputs
 
 
-def inputs(x: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def inputs(x: object, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """Convert inputs [N, ...] to a tensor of `dtype`; refuse NaN, infinity, text and empty arrays."""
     if not isinstance(x, Tensor):
         x = torch.from_numpy(_numbers(x))
@@ -63,7 +63,7 @@ def warn_of_scale(x: Tensor) -> None:
     )
 
 
-def _numbers(x: Any) -> np.ndarray:
+def _numbers(x: object) -> np.ndarray:
     """Convert to an array that torch can share: numeric, in this machine's byte order, writable."""
     try:
         array = np.asarray(x)
@@ -111,7 +111,7 @@ def labels(y: Any, examples: int) -> list[Label]:
     raise EvclError(f"labels must be 64-bit integers or strings, all of one type, not {array.dtype}")
 
 
-def class_weights(given: Any, classes: Sequence[Label], y: Tensor) -> Tensor:
+def class_weights(given: object, classes: Sequence[Label], y: Tensor) -> Tensor:
     """[N], on the CPU: the weight of each example, which depends on its class; the weights are scaled to a mean of 1.
 
     `given` is a mapping {label: weight}, in which missing labels have weight 1; or "balanced": n / (classes seen *

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from evcl._core.errors import EvclError
-from evcl._core.forms import Key, pack, ragged, widened
-from evcl._core.inputs import inputs
+from evcl._core.forms import Form, Key, pack, ragged, widened
+from evcl._core.inputs import Label, inputs
 from evcl.nn.inputs import Arguments, Call
 from evcl.targets import CATEGORICAL, Likelihood
 
 INFER = "infer"  # the value of `task` that infers the head for each example
 LABELS = ("label", "labels")  # the columns of labels, if none is named
-Several = dict[Key, Any]  # inputs by position or by name, [N, ...] each
+Several = dict[Key, object]  # inputs by position or by name, [N, ...] each
 
 
 class _Packed(NamedTuple):
@@ -64,7 +64,7 @@ class Reader:
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
-    def tensor(self, x: Any, device: torch.device | str) -> Tensor:
+    def tensor(self, x: object, device: torch.device | str) -> Tensor:
         """The inputs as one tensor [N, ...]: as they are, or packed if there are several."""
         found = self.several(x)
         if not isinstance(found, dict):
@@ -82,7 +82,7 @@ class Reader:
             self.call.form = form
         return packed.to(device)
 
-    def several(self, x: Any) -> Any:
+    def several(self, x: Any) -> object:
         """The inputs as a dictionary, by position or by name, if there are several; else x itself."""
         form, arguments = self.call.form, self.arguments
         if isinstance(x, Mapping):
@@ -104,7 +104,7 @@ class Reader:
             return {self._key(0): x}
         return x if form is None or _several_in(form) else {form.inputs[0].key: x}
 
-    def _placed(self, x: Sequence[Any]) -> Several:
+    def _placed(self, x: Sequence[object]) -> Several:
         """Inputs by position get the names that they have in `forward`, if they have any there."""
         return {self._key(i): value for i, value in enumerate(x)}
 
@@ -112,7 +112,7 @@ class Reader:
         names = self.arguments.names
         return names[position] if position < len(names) else position
 
-    def _named(self, x: dict[str, Any]) -> Any:
+    def _named(self, x: dict[str, object]) -> object:
         form, arguments = self.call.form, self.arguments
         if form is not None:
             known = {one.key for one in form.inputs}
@@ -139,13 +139,13 @@ class Reader:
 
     # --- examples --------------------------------------------------------------------------------------------------
 
-    def examples(self, data: Any, verb: str, device: torch.device | str) -> tuple[Tensor, Any]:
+    def examples(self, data: object, verb: str, device: torch.device | str) -> tuple[Tensor, object]:
         """Inputs as one tensor on this device, and labels, or targets [N, D] if they are not classes."""
         x, y = self._read(data, verb)
         packed = x.x.to(device) if isinstance(x, _Packed) else self.tensor(x, device)
         return packed, self.likelihood.read(packed, y, verb)
 
-    def _read(self, data: Any, verb: str) -> tuple[Any, Any]:
+    def _read(self, data: Any, verb: str) -> tuple[object, object]:
         """Inputs, as `tensor` takes them or packed already, and labels; None if there are none."""
         if not self.likelihood.heads:
             return data if isinstance(data, tuple) and len(data) == 2 else (data, None)
@@ -171,7 +171,7 @@ class Reader:
             raise EvclError(f"{verb} takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not {came}")
         return self._batches(data, verb)
 
-    def _labels_of(self, row: Mapping[Any, Any]) -> Any:
+    def _labels_of(self, row: Mapping[object, object]) -> object:
         """The labels of a row or a batch that is a dict."""
         for name in LABELS if self.label is None else [self.label]:
             if name in row:
@@ -180,7 +180,7 @@ class Reader:
         names = ", ".join(map(str, row))
         raise EvclError(f"there is no column {wanted} among {names}: name the column of the labels, label='...'")
 
-    def _parts(self, item: Any, what: str) -> tuple[Any, Any, Any]:
+    def _parts(self, item: object, what: str) -> tuple[object, object, object]:
         """Inputs, labels and, if there is one, the task of a row or a batch."""
         if isinstance(item, Mapping):
             return item, self._labels_of(item), None
@@ -199,13 +199,13 @@ class Reader:
             )
         return tuple(item[:-1]), item[-1], None
 
-    def _dataset(self, data: Any) -> tuple[Any, list[Any]]:
+    def _dataset(self, data: Any) -> tuple[object, list[object]]:
         """Read a data set of single examples. If an example is one array, it is read straight into one tensor."""
         count = len(data)
         if count == 0:
             raise EvclError("the data set is empty")
-        one, y, task = torch.empty(0), list[Any](), None
-        found: dict[Key, list[Any]] | None = None
+        one, y, task = torch.empty(0), list[object](), None
+        found: dict[Key, list[object]] | None = None
         rows: list[Tensor] = []  # sequences of different lengths
         for i in range(count):
             x, label, number = self._parts(data[i], f"data set item {i}")
@@ -228,7 +228,7 @@ class Reader:
             return tuple(_stacked(values) for values in found.values()), y
         return {key: values if _is_text(values) else _stacked(values) for key, values in found.items()}, y
 
-    def _into(self, whole: Tensor, x: Any, i: int, count: int, rows: list[Tensor]) -> Tensor:
+    def _into(self, whole: Tensor, x: object, i: int, count: int, rows: list[Tensor]) -> Tensor:
         """Write example i into the tensor of all of them, which the first one makes; or into `rows`, if the lengths of
         sequences differ.
         """
@@ -251,7 +251,7 @@ class Reader:
         whole[i] = example.detach()
         return whole
 
-    def batches(self, data: Iterable[Any], verb: str) -> Iterator[tuple[Tensor, list[Any]]]:
+    def batches(self, data: Iterable[object], verb: str) -> Iterator[tuple[Tensor, list[Label]]]:
         """The batches of a loader, each as one tensor and its labels."""
         task = None
         for k, batch in enumerate(data):
@@ -268,12 +268,12 @@ class Reader:
             except EvclError as error:
                 raise EvclError(f"batch {k}: {error}") from None
 
-    def _batches(self, data: Iterable[Any], verb: str) -> tuple[Any, list[Any]]:
+    def _batches(self, data: Iterable[object], verb: str) -> tuple[object, list[object]]:
         """Read batches once. They are held until the last one has come; each is freed as soon as it has been copied."""
         if isinstance(data, (tuple, list)) and data and isinstance(data[0], Mapping) and self._is_row(data[0]):
             return self._dataset(data)
         pieces: list[Tensor] = []
-        y: list[Any] = []
+        y: list[object] = []
         for k, (piece, some) in enumerate(self.batches(data, verb)):
             if pieces and piece.shape[1:] != pieces[0].shape[1:] and self.call.form is None:
                 shapes = (", ".join(map(str, t.shape[1:])) for t in (piece, pieces[0]))
@@ -284,7 +284,7 @@ class Reader:
             raise EvclError("there are no batches: an exhausted iterator yields none, so create it again")
         return _Packed(joined(pieces, len(y), self.dtype)), y
 
-    def _is_row(self, item: Mapping[Any, Any]) -> bool:
+    def _is_row(self, item: Mapping[object, object]) -> bool:
         label = self._labels_of(item)
         return isinstance(label, str) or not getattr(label, "ndim", hasattr(label, "__len__"))
 
@@ -302,7 +302,7 @@ def joined(pieces: list[Tensor], count: int, dtype: torch.dtype) -> Tensor:
     return x
 
 
-def like(x: Any) -> Any:
+def like(x: object) -> object:
     """The first array of some inputs: results are in its form."""
     if isinstance(x, Mapping):
         found = [value for value in x.values() if not _is_text(value)]
@@ -310,49 +310,49 @@ def like(x: Any) -> Any:
     return x[0] if isinstance(x, tuple) and x and _is_array(x[0]) else x
 
 
-def in_form(x: Any, tensor: Tensor) -> Any:
+def in_form(x: object, tensor: Tensor) -> Any:
     """A tensor if `x`, or its first input, is one; else an array."""
     x = like(x)
     return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
 
 
-def _several_in(form: Any) -> bool:
+def _several_in(form: Form) -> bool:
     return sum(one is not form.mask for one in form.inputs) > 1
 
 
-def _is_frame(value: Any) -> bool:
+def _is_frame(value: object) -> bool:
     """Whether this is a table of pandas or polars, which has columns."""
     return hasattr(value, "columns") and hasattr(value, "shape") and len(value.shape) == 2
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return getattr(value, "ndim", 0) > 0
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return not hasattr(value, "__len__") or isinstance(value, str)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     """Whether this is text, or a list of texts."""
     if isinstance(value, (list, tuple)):
         return bool(value) and _is_text(value[0])
     return isinstance(value, str) or getattr(getattr(value, "dtype", None), "kind", "") in ("U", "S")
 
 
-def _is_some(y: Any) -> bool:
+def _is_some(y: object) -> bool:
     """Whether this can be labels: not a batch that is a dict."""
     return not isinstance(y, Mapping)
 
 
-def _is_pair(item: Any) -> bool:
+def _is_pair(item: object) -> bool:
     """True if this is a batch (x, y), False if it is labels."""
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         return False
     return len(getattr(item[0], "shape", ())) >= 2 or isinstance(item[0], Mapping)
 
 
-def is_dataset(data: Any) -> bool:
+def is_dataset(data: object) -> bool:
     """Whether this is a data set of single examples: a torch Dataset, or another such as Hugging Face's."""
     if isinstance(data, Dataset):
         return not isinstance(data, IterableDataset)
@@ -368,7 +368,7 @@ def is_dataset(data: Any) -> bool:
         return False
 
 
-def _row(x: Any) -> Several | None:
+def _row(x: object) -> Several | None:
     """The inputs of one example, by position or by name; None if it is one array."""
     if isinstance(x, Mapping):
         return {key: value for key, value in x.items() if key not in LABELS}
@@ -377,14 +377,14 @@ def _row(x: Any) -> Several | None:
     return None
 
 
-def _stacked(values: list[Any]) -> Any:
+def _stacked(values: list[object]) -> object:
     """One array of these values of single examples, if they have one shape."""
     if any(isinstance(value, Tensor) for value in values) and len({torch.as_tensor(v).shape for v in values}) == 1:
         return torch.stack([torch.as_tensor(value) for value in values])
     return values
 
 
-def _check_constant(number: Any, task: Any) -> None:
+def _check_constant(number: object, task: object) -> None:
     """Refuse items (x, y, task) of several tasks."""
     if number is None:
         return

@@ -21,20 +21,20 @@ from evcl.nn import Gaussian
 M = TypeVar("M")
 
 
-def tensors(memory: Any) -> dict[str, Tensor]:
+def tensors(memory: object) -> dict[str, Tensor]:
     """Every tensor of a memory, by name."""
     found: dict[str, Tensor] = {}
     _packed(memory, [], found)
     return found
 
 
-def outline(memory: Any) -> Any:
+def outline(memory: object) -> object:
     """The structure of a memory as JSON, from which `from_tensors` finds its tensors."""
     return _packed(memory, [], {})
 
 
-def _packed(value: Any, path: list[str], out: dict[str, Tensor]) -> Any:
-    def inside(key: object, one: Any) -> Any:
+def _packed(value: object, path: list[str], out: dict[str, Tensor]) -> object:
+    def inside(key: object, one: object) -> object:
         return _packed(one, [*path, quote(str(key), safe=" ")], out)
 
     if isinstance(value, Tensor):
@@ -70,7 +70,7 @@ class Fits(NamedTuple):
     labelled: bool = True  # False: a network without heads, whose targets are of any kind
 
 
-def from_tensors(memory: M, told: Any, given: Mapping[str, Tensor], fits: Fits) -> M:
+def from_tensors(memory: M, told: object, given: Mapping[str, Tensor], fits: Fits) -> M:
     """Rebuild a memory like this one from the results of `outline` and `tensors`.
 
     Files are not trusted: anything that does not fit raises an EvclError.
@@ -105,7 +105,7 @@ def _unpacked(memory: M, told: Any, path: list[str], given: Mapping[str, Tensor]
 
 
 def _value(told: Any, path: list[str], given: Mapping[str, Tensor], own: Any) -> Any:
-    def inside(key: object, one: Any) -> Any:
+    def inside(key: object, one: object) -> Any:
         return _value(one, [*path, quote(str(key), safe=" ")], given, None)
 
     if told is None:
@@ -131,7 +131,7 @@ def _value(told: Any, path: list[str], given: Mapping[str, Tensor], own: Any) ->
     raise ValueError(f"kind {kind!r}")
 
 
-def _check(how: Any, value: Any, own: Any, name: str, fits: Fits) -> None:
+def _check(how: Any, value: object, own: Any, name: str, fits: Fits) -> None:
     """Refuse a value that is invalid for a field stored as `how`; `own` is the field's present value."""
     if isinstance(how, PerWeight):
         _check_weights(how, value, name, fits)
@@ -152,7 +152,7 @@ def _check(how: Any, value: Any, own: Any, name: str, fits: Fits) -> None:
                 raise EvclError(f"{name}{key} must be finite and have the replica axis first")
 
 
-def _check_weights(how: PerWeight, value: Any, name: str, fits: Fits) -> None:
+def _check_weights(how: PerWeight, value: object, name: str, fits: Fits) -> None:
     like = fits.like
     if not isinstance(value, how.kind):
         raise EvclError(f"{name} must be a {how.kind.__name__}")
@@ -172,13 +172,13 @@ def _check_weights(how: PerWeight, value: Any, name: str, fits: Fits) -> None:
                 raise EvclError(f"{name} must be at least {how.low:g} and at most {how.high:g}")
 
 
-def _is_of_weights(value: Any, bayesian: bool) -> bool:
+def _is_of_weights(value: object, bayesian: bool) -> bool:
     if not isinstance(value, posterior.Gaussian):
         return isinstance(value, Tensor)
     return isinstance(value.mean, Tensor) and (isinstance(value.log_std, Tensor) if bayesian else value.log_std is None)
 
 
-def _check_model(value: Any, own: Model, name: str) -> None:
+def _check_model(value: object, own: Model, name: str) -> None:
     wanted, found = (tensors({"": one}) for one in (own, value))
     if wanted.keys() != found.keys():
         raise EvclError(f"{name} is of a different network")
@@ -190,7 +190,7 @@ def _check_model(value: Any, own: Model, name: str) -> None:
             check_size(f"{name}{key}", tensor)
 
 
-def _check_examples(one: Any, name: str, fits: Fits) -> None:
+def _check_examples(one: object, name: str, fits: Fits) -> None:
     if not isinstance(one, TaskData) or one.x.dtype != fits.like.dtype or not finite(one.x):
         raise EvclError(f"the inputs of {name} must be {fits.like.dtype} and finite")
     right = one.y.shape[:2] == one.x.shape[:2] and len(one.y) == len(fits.like)
@@ -209,7 +209,7 @@ def _check_examples(one: Any, name: str, fits: Fits) -> None:
         raise EvclError(f"the weights of {name} do not fit its inputs")
 
 
-def check_learned(memory: Any, before: Any, fits: Fits) -> None:
+def check_learned(memory: object, before: object, fits: Fits) -> None:
     """Refuse a new memory that could not be loaded again from a file; `before` is the previous memory."""
     for name, how in hows(memory).items():
         value, own = getattr(memory, name), getattr(before, name)
