@@ -43,7 +43,8 @@ STREAMS = {  # the target, and the settings of `evcl.Stream`
     "count": ("visits", {"likelihood": "poisson"}),
 }
 FILES = {"class": "buys", "number": "price", "count": "visits"}  # of `evcl stream`
-AGENTS = [*(f"ppo {method}" for method in rl.METHODS), "dqn evcl", "dqn ewc", "dqn naive"]
+OF_AGENTS = ("evcl", "vcl", "ewc", "clear", "naive", "separate")
+AGENTS = [*(f"ppo {method}" for method in OF_AGENTS), "dqn evcl", "dqn ewc", "dqn naive"]
 CASES = [
     *(f"tables {name}" for name in TABLES),
     *(f"stream {name}" for name in STREAMS),

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 import evcl
-from evcl import experiments, methods, rl
+from evcl import experiments, methods
 from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl.benchmarks import BENCHMARKS
 from evcl.experiments.config import method_of
 from evcl.experiments.known import known_method
 from evcl.experiments.streams import METHODS as OF_ROWS
 
+OF_AGENTS = ("evcl", "vcl", "gvcl", "ewc", "ewc-offline", "si", "mas", "clear", "naive", "separate")
 FILE = Path(evcl.__file__).parent / "experiments" / "known.json"
 
 
@@ -24,7 +25,7 @@ def kind(name):
 
 def names(benchmark):
     """The methods that come with the library for this benchmark."""
-    return {"tasks": METHOD_SUMMARIES, "rows": OF_ROWS}.get(kind(benchmark), rl.METHODS)
+    return {"tasks": METHOD_SUMMARIES, "rows": OF_ROWS}.get(kind(benchmark), OF_AGENTS)
 
 
 def stored(method):

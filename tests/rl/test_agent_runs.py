@@ -6,6 +6,7 @@ import json
 import struct
 
 import pytest
+import torch
 
 from evcl import benchmarks, rl
 from evcl._core.errors import EvclError
@@ -60,7 +61,7 @@ def test_a_film_beside_others_is_that_of_a_seed_alone():
     ("given", "words"),
     [
         (("--epochs", "3"), "has no epochs: --set steps=N"),
-        (("--method", "joint"), "known: clear, evcl, ewc, naive, separate, vcl"),
+        (("--method", "joint"), "joint learns all tasks at once, which an agent cannot: use evcl, vcl, ewc, si or mas"),
         (("--preset", "paper"), "cartpole-variants is not in the paper: leave out --preset"),
         (("--memory", "100"), "unknown setting of evcl 'memory'"),
         (("--set", "steps=0"), "steps must be a whole number of at least 1"),
@@ -95,3 +96,11 @@ def test_a_film_strip(tmp_path):
     assert film_strip(shown, tmp_path / "strip.png", "CartPole").stat().st_size > 1000
     with pytest.raises(EvclError, match="at least one"):
         film_strip([], tmp_path / "none.png")
+
+
+def test_retired_names_work_and_say_what_to_use():
+    with pytest.warns(DeprecationWarning, match=r"use evcl\.rl\.method"):
+        assert list(rl.METHODS) == ["evcl", "vcl", "ewc", "clear", "naive", "separate"]
+    with pytest.warns(DeprecationWarning, match=r"use Variant"):
+        envs = rl.CartPole(rl.Variant(), [0], 2, "test", torch.device("cpu"))
+    assert envs.observations.shape == (2, 4)

@@ -36,9 +36,9 @@ def test_from_the_search_to_the_table(program, tmp_path, monkeypatch):
     best = max(tried, key=lambda one: one["mean"])["settings"]
     program.tune()
     assert json.loads((tmp_path / "tuned.json").read_text())[streams[0]]["ewc"] == best
-    program.final(streams, list(rl.METHODS), 1, SMALL, 2)
+    program.final(streams, list(program.METHODS), 1, SMALL, 2)
     lines = program.tables(streams).splitlines()
-    assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(rl.METHODS)
+    assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(program.METHODS)
     assert lines[0].startswith("cartpole-variants, 2 tasks of 128 environment steps, 5 seeds (")
 
 

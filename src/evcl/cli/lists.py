@@ -79,10 +79,10 @@ def _settings(name: str) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in ("setting", "default", "values", "meaning"):
         table.add_column(column, no_wrap=column in ("setting", "default"))
-    home = rl.METHODS if name in AGENT_SUMMARIES else streams.METHODS if name in ROW_SUMMARIES else methods.METHODS
-    found = home[name]
+    own = streams.METHODS if name in ROW_SUMMARIES else methods.METHODS
+    found = rl.method(name) if name in AGENT_SUMMARIES else own[name]
     known = dict(found.known_settings)
-    if home is methods.METHODS:
+    if name not in AGENT_SUMMARIES | ROW_SUMMARIES:
         with suppress(EvclError):  # the settings of --keep, which keeps nothing unless it is given
             kept = methods.known_settings(found, {"memory": 0})
             known = {**kept, **known} if "memory" in known else {**kept, "memory": replace(kept["memory"], default=0)}

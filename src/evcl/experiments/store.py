@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from evcl.training import Checkpoints
 
 NUMBERS = 11  # the numerical version: increased whenever the same settings give different numbers
+AGENTS = 2  # that of agents on streams of environments, whose numbers change apart from the others
 BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
 LONGEST_BEAT = 3600.0  # seconds
 CELLS = "cells"
@@ -74,7 +75,8 @@ class Claim:
 
 def key(config: Config) -> str:
     """The name of a run: identical exactly if the settings and the numerical version are identical."""
-    return _hash({"numbers": NUMBERS, **describe(config)})
+    agents = {"agents": AGENTS} if "algorithm" in config.settings else {}
+    return _hash({"numbers": NUMBERS, **agents, **describe(config)})
 
 
 def _hash(content: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from evcl._core.randomness import Purpose, generator
 from evcl.rl.advantages import Path
 from evcl.rl.agent import Agent
-from evcl.rl.environments import Environments
+from evcl.rl.environments import Environments, Outcome
 
 
 class Rollout(NamedTuple):
@@ -55,20 +55,12 @@ def returns(agent: Agent, task: int, episodes: int) -> Tensor:
     The policy acts as it is: PPO's draws its actions. The episodes and draws are the same at every call.
     """
     weights = agent.network.posterior.mean
-    return run(agent, task, weights, agent.stream.tasks[task].make(agent.seeds, episodes, "measured", agent.device))
-
-
-@torch.no_grad()
-def run(agent: Agent, task: int, weights: Tensor, envs: Environments) -> Tensor:
-    """[R]: the mean return of one episode of each environment, acting with `weights` [R, P]."""
+    envs = agent.stream.tasks[task].make(agent.seeds, episodes, "measured", agent.device)
     rows = len(envs.observations)
     total, going = torch.zeros(rows, device=agent.device), torch.ones(rows, device=agent.device)
     sources = [generator(seed, Purpose.MEASURED_ACTIONS, task) for seed in agent.seeds]
     while bool(going.any()):
-        shape = (rows // len(agent.seeds),)
-        noise = torch.cat([agent.policy.noise(shape, agent.stream.actions, source) for source in sources])
-        outputs = agent.outputs(weights, agent.network.layout, envs.observations, [task])[:, 0]
-        outcome = envs.step(agent.policy.act(outputs, noise.to(agent.device)))
+        outcome = _step(agent, task, weights, envs, sources)
         total += going * outcome.rewards
         going *= 1 - outcome.ended
     return total.view(len(agent.seeds), -1).mean(1).cpu()
@@ -81,46 +73,35 @@ def frames(agent: Agent, task: int, count: int = 8, replica: int = 0) -> list[An
 
 @torch.no_grad()
 def films(agent: Agent, task: int, count: int, replicas: Sequence[int]) -> list[list[Any]]:
-    """The `frames` of each of these replicas, whose episodes run side by side."""
-    seeds, weights = [agent.seeds[r] for r in replicas], agent.network.posterior.mean[list(replicas)]
-    envs = agent.stream.tasks[task].make(seeds, 1, "film", agent.device)
-    sources = [generator(seed, Purpose.FILM, task) for seed in seeds]
-    found = [_Film(4 * count) for _ in seeds]
-    going = torch.ones(len(seeds))
-    while bool(going.any()):
-        for row in going.nonzero().flatten().tolist():
-            found[row].add(envs.frame(row))
-        noise = torch.cat([agent.policy.noise((1,), agent.stream.actions, source) for source in sources])
-        outputs = agent.outputs(weights, agent.network.layout, envs.observations, [task])[:, 0]
-        going *= 1 - envs.step(agent.policy.act(outputs, noise.to(agent.device))).ended.cpu()
-    films = [film.frames() for film in found]
-    return [[film[i] for i in _apart(len(film), count)] for film in films]
-
-
-class _Film:
-    """Pictures of an episode of unknown length: every k-th one, of which there are never more than `most`, and the
-    last.
+    """The `frames` of each of these replicas, whose episodes run side by side: once to count their states, and then
+    again, to draw some of them.
     """
+    seeds, weights = [agent.seeds[r] for r in replicas], agent.network.posterior.mean[list(replicas)]
 
-    def __init__(self, most: int) -> None:
-        self.most, self.every, self.seen = most, 1, 0
-        self.kept: list[Any] = []
-        self.last: Any = None
+    def episode(draw: Callable[[Environments, int, int], object]) -> list[int]:
+        """The number of states of each replica's episode; draw(environments, row, number) is called at each."""
+        envs, states = agent.stream.tasks[task].make(seeds, 1, "film", agent.device), [0] * len(seeds)
+        sources = [generator(seed, Purpose.FILM, task) for seed in seeds]
+        going = torch.ones(len(seeds))
+        while bool(going.any()):
+            for row in going.nonzero().flatten().tolist():
+                draw(envs, row, states[row])
+                states[row] += 1
+            going *= 1 - _step(agent, task, weights, envs, sources).ended.cpu()
+        return states
 
-    def add(self, picture: Any) -> None:
-        self.last = picture
-        if self.seen % self.every == 0:
-            if len(self.kept) == self.most:
-                self.kept, self.every = self.kept[::2], 2 * self.every
-            if self.seen % self.every == 0:
-                self.kept.append(picture)
-        self.seen += 1
-
-    def frames(self) -> list[Any]:
-        return self.kept if (self.seen - 1) % self.every == 0 else [*self.kept, self.last]
+    wanted = [
+        torch.linspace(0, length - 1, min(count, length)).round().long().tolist()
+        for length in episode(lambda envs, row, number: None)
+    ]
+    found: list[list[Any]] = [[] for _ in seeds]
+    episode(lambda envs, row, number: found[row].append(envs.frame(row)) if number in wanted[row] else None)
+    return found
 
 
-def _apart(length: int, count: int) -> list[int]:
-    """Up to `count` places of `length`, from the first to the last, equally far apart."""
-    places: list[int] = torch.linspace(0, length - 1, min(count, length)).round().long().tolist()
-    return places
+def _step(agent: Agent, task: int, weights: Tensor, envs: Environments, sources: Sequence[torch.Generator]) -> Outcome:
+    """One step of all environments, equally many of which act with each of the weights [W, P]."""
+    shape = (len(envs.observations) // len(sources),)
+    noise = torch.cat([agent.policy.noise(shape, agent.stream.actions, source) for source in sources])
+    outputs = agent.outputs(weights, envs.observations, [task])[:, 0]
+    return envs.step(agent.policy.act(outputs, noise.to(agent.device)))

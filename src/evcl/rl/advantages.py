@@ -55,3 +55,10 @@ def vtrace(
         excess[t] = later
     after = torch.cat([excess[1:], torch.zeros_like(excess[:1])]) * (1 - path.ended)
     return values + excess, cut * (path.rewards + on * (following + after) - values)
+
+
+def normalised(advantages: Tensor, axes: int | tuple[int, ...]) -> Tensor:
+    """With mean 0 and standard deviation 1 over these axes."""
+    spread = advantages.std(axes, correction=0, keepdim=True)
+    found: Tensor = (advantages - advantages.mean(axes, keepdim=True)) / (spread + 1e-8)
+    return found

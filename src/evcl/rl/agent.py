@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,15 @@ from torch import Tensor
 
 from evcl._core.errors import Diverged, EvclError
 from evcl._core.randomness import GeneratorNoise, HostNoise, Noise, Purpose, generator, weights_of
-from evcl._core.settings import Settings, decided
-from evcl.curvature import Sample, fisher
-from evcl.methods import KL, Elastic, Method, Term, collapse
-from evcl.methods.memory import narrowed
-from evcl.nn import BayesianNetwork, Gaussian, Layout, bayesianize, he_std, he_uniform, head, log_stds
+from evcl._core.settings import Settings
+from evcl.methods import Fit, Gradients, Method, Reread, Round, TaskData, collapse
+from evcl.methods.hosted import Hosted
+from evcl.methods.memory import Fresh
+from evcl.methods.method import begin_tracker
+from evcl.methods.terms import add_gradients
+from evcl.nn import BayesianNetwork, Gaussian, Part, bayesianize, he_std, he_uniform, head, log_stds
 from evcl.nn.convert import INIT_SHARE
-from evcl.rl.methods import configured
+from evcl.rl.methods import HOST, configured, of_terms
 from evcl.rl.policies import DISCRETE, NORMAL, VALUES, Policy
 from evcl.rl.streams import Stream
 from evcl.training.rules import Update
@@ -28,21 +30,23 @@ ARRIVES = 8  # log sigma comes within a factor exp(-8) of its optimum, even in a
 
 
 class Trainable:
-    """The weights of a part of a network, their gradient, and the rule that updates them.
+    """The weights of a network in training, their gradient, and the rule that updates them.
 
-    The loss of the data is differentiated by autograd; the springs of the terms are added by the update.
+    The loss of the data is differentiated by autograd; the terms of the fit are added to its gradient. A tracker of the
+    fit sees the former alone, as in the engine.
     """
 
-    def __init__(
-        self, network: BayesianNetwork, part: Layout, q: Gaussian, terms: Sequence[Term], s: Settings, steps: int
-    ) -> None:
+    def __init__(self, network: BayesianNetwork, fit: Fit, s: Settings, steps: int) -> None:
         """`steps`: the number of steps that there will be."""
+        q, layout = network.posterior.snapshot(), network.layout
         variance = q.variance()
         self.values = torch.stack([q.mean] if variance is None else [q.mean, variance])
         self.grads = torch.zeros_like(self.values)
-        self.q, self.layout = Gaussian(self.values[0], q.log_std, part), part
-        self.bound = Bound(network, part, self.values, self.grads)
-        pull, _ = collapse(terms)
+        self.q, self.layout, self.trackers = Gaussian(self.values[0], q.log_std, layout), layout, list(fit.trackers)
+        self.variance = None if variance is None else self.values[1]
+        self.gradients = Gradients(self.grads[0], None if variance is None else self.grads[1], layout)
+        self.bound = Bound(network, layout, self.values, self.grads)
+        pull, self.rest = collapse(fit.terms)
         rates = {
             "optimizer": "adam",
             "momentum": 0.0,
@@ -50,8 +54,10 @@ class Trainable:
             "std_update": "natural",
             "std_rate": min(0.5, max(0.01, ARRIVES / steps)),
         }
-        own = None if variance is None else self.values[1]
-        self.update = Update(self.q, own, self.grads, pull, Settings({**rates, "lr": s.lr}))
+        self.update = Update(self.q, self.variance, self.grads, pull, Settings({**rates, "lr": s.lr}))
+        self.taken = 0
+        for tracker in self.trackers:
+            begin_tracker(tracker, self.q, Part(layout, layout))
 
     def step(self, noise: Noise, loss: Callable[[BayesianNetwork], Tensor], longest: float = math.inf) -> Tensor:
         """One step; `loss(network)` is [R]. The loss's gradient by each replica's means is at most `longest`."""
@@ -59,30 +65,36 @@ class Trainable:
         (found,) = self.bound.backward(noise, lambda network: [loss(network)])
         if longest < math.inf:
             self.grads[0] *= (longest / (self.grads[0].norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+        for tracker in self.trackers:
+            tracker.before(self.q, self.gradients)
+        add_gradients(self.rest, self.q, self.gradients, self.variance)
         self.update()
+        for tracker in self.trackers:
+            tracker.after(self.q)
+        self.taken += 1
         return found
 
-    def tensors(self, prefix: str, steps: int) -> dict[str, Tensor]:
-        """Everything that `load` needs; `steps` have been taken."""
-        found = {f"{prefix} {i}": tensor for i, tensor in enumerate(self.update.buffers())}
-        return {**found, f"{prefix} steps": torch.tensor(steps)}
+    def _buffers(self) -> list[Tensor]:
+        return [*self.update.buffers(), *(buffer for tracker in self.trackers for buffer in tracker.buffers())]
 
-    def load(self, prefix: str, tensors: dict[str, Tensor]) -> int:
-        """The number of steps that had been taken."""
-        for i, tensor in enumerate(self.update.buffers()):
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Everything that `load` needs."""
+        found = {f"{prefix} {i}": tensor for i, tensor in enumerate(self._buffers())}
+        return {**found, f"{prefix} steps": torch.tensor(self.taken)}
+
+    def load(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+        for i, tensor in enumerate(self._buffers()):
             tensor.copy_(tensors[f"{prefix} {i}"])
-        steps = int(tensors[f"{prefix} steps"])
-        self.update.resume(steps)
-        return steps
+        self.taken = int(tensors[f"{prefix} steps"])
+        self.update.resume(self.taken)
 
 
 class Agent:
     """R agents that learn a stream side by side, one per seed.
 
-    `network.posterior` holds the policies' weights, [R, P]; the trunk's are followed by those of one head or, if the
-    tasks have no context, of a head per task. `prior` is the posterior at the end of the last task, and `importance`
-    [R, P] the Fisher summed over the tasks before. `values` computes the value functions; `critics` holds their
-    weights, one set per task, if the method needs them later.
+    `network.posterior` holds the policies' weights, [R, P]: the trunk's are followed by those of one head or, if the
+    tasks have no context, of a head for each task so far. `hosted` is the method, with its memory. `values` computes
+    the value functions; `critics` holds their weights, one set per task, if replay needs them later.
     """
 
     def __init__(
@@ -105,136 +117,140 @@ class Agent:
         self.policy: Policy = VALUES if s.algorithm == "dqn" else NORMAL if stream.continuous else DISCRETE
         self.contexts = torch.tensor([task.context for task in stream.tasks], device=self.device)  # [T, C]
         self.shared = self.contexts.shape[1] > 0  # whether all tasks use one head
-        heads = 1 if self.shared else len(stream)
-        self.network = self._made("policy", self.policy.outputs(stream.actions), heads, method.bayesian)
-        self.values = self._made("values", 1, 1, bayesian=False)
-        mean = self.network.posterior.mean
-        centre = torch.zeros_like(mean)
-        centre[:, : self.network.centre.shape[1]] = self.network.centre
-        wide = self.network.first_log_std(s.prior_std, mean).expand_as(mean).clone() if method.bayesian else None
-        self.prior = Gaussian(centre, wide)
-        self.importance = torch.zeros_like(mean)
+        self.network, self.values = self._trunk("policy", method.bayesian), self._trunk("values", bayesian=False)
+        self._add_head(self.values, "values", 1)
+        self._add_head(self.network, "policy", self.policy.width(stream.actions))
+        self.hosted = Hosted(method, of_terms(s), self._fresh(), HOST)
         self.critics: dict[int, Tensor] = {}
-        self.kept: dict[str, Tensor] = {}  # what a method with a replay memory keeps
+        self.kept: dict[str, Tensor] = {}  # what replay keeps
+        self._try()
 
-    def _made(self, of: str, outputs: int, heads: int, bayesian: bool) -> BayesianNetwork:
-        """A network with these heads, its means drawn from the seeds."""
-        s, seeds, device = self.s, self.seeds, self.device
-        sources = [generator(seed, Purpose(f"{of} weights")) for seed in seeds]
-        init_std: Any = s.init_std if bayesian else None
+    def _trunk(self, of: str, bayesian: bool) -> BayesianNetwork:
+        """The stream's network, its means drawn from the seeds."""
+        sources = [generator(seed, Purpose(f"{of} weights")) for seed in self.seeds]
+        init_std: Any = self.s.init_std if bayesian else None
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)  # a network of the user's own may draw from it
-            network = bayesianize(self.stream.network(), init_std=init_std, generators=sources, device=device)
-        network.bind(network.posterior.mean, None, network.layout)
+            return bayesianize(self.stream.network(), init_std=init_std, generators=sources, device=self.device)
+
+    def _add_head(self, network: BayesianNetwork, of: str, outputs: int) -> None:
+        """Add a head, its means drawn from the seeds."""
+        mean, old = network.posterior.mean, network.layout
+        network.bind(mean, None, old)
         with torch.no_grad():
-            features = network(torch.zeros(len(seeds), *self.stream.seen, device=device)).shape[1]
-        slots = [head(network.add_head(outputs), outputs, features) for _ in range(heads)]
-        old, new = network.layout, network.with_slots(slots)
-        mean = torch.zeros(len(seeds), new.size, device=device)
-        mean[:, : old.size] = network.posterior.mean
-        for slot in slots:
-            for name, shape in slot.named.items():
-                network.scales[name] = he_std(features)
-                drawn = [he_uniform(shape, features, generator(seed, weights_of(name, of))) for seed in seeds]
-                new.view(mean, name).copy_(torch.stack(drawn) * (QUIET if of == "policy" else 1.0))
-        log_std = None
-        if bayesian:
-            log_std = log_stds(s.init_std, network.scales, new, mean, INIT_SHARE).expand_as(mean).clone()
-        network.layout, network.posterior = new, Gaussian(mean, log_std)
-        return network
+            features = network(torch.zeros(len(mean), *self.stream.seen, device=self.device)).shape[1]
+        slot = head(network.add_head(outputs), outputs, features)
+        new = network.with_slots([slot])
+        drawn = mean.new_zeros(len(mean), new.size)
+        for name, shape in slot.named.items():
+            network.scales[name] = he_std(features)
+            rows = [he_uniform(shape, features, generator(seed, weights_of(name, of))) for seed in self.seeds]
+            new.view(drawn, name).copy_(torch.stack(rows) * (QUIET if of == "policy" else 1.0))
+        extended, log_std = old.extending(new), network.posterior.log_std
+        if log_std is not None:
+            first = log_stds(self.s.init_std, network.scales, new, drawn, INIT_SHARE)
+            log_std = extended(log_std, first.expand_as(drawn))
+        network.layout, network.posterior = new, Gaussian(extended(mean, drawn), log_std)
+
+    def _fresh(self) -> Fresh:
+        """The first prior and posterior of the policies' weights."""
+        network, mean = self.network, self.network.posterior.mean
+        centre = torch.zeros_like(mean)
+        centre[:, : network.centre.shape[1]] = network.centre
+        wide = network.first_log_std(self.s.prior_std, mean).expand_as(mean).clone() if self.method.bayesian else None
+        return Fresh(Gaussian(centre, wide), network.posterior)
+
+    def _try(self) -> None:
+        """Refuse a method whose fits an agent cannot make: two rounds on nothing, of which nothing remains."""
+        trial, network = Hosted(self.method, of_terms(self.s), self._fresh(), HOST), self.network
+        states = torch.zeros(len(self.seeds), 2, *self.stream.seen, device=self.device)
+        for _ in range(2):
+            fit = trial.begin(self._round(trial, 0, states, self.no_actions(2), 2))
+            none = torch.zeros_like(network.posterior.mean)
+            trial.end(network, network.posterior.snapshot(), [none] * len(fit.trackers))
 
     # --- one task ----------------------------------------------------------------------------------------------------
 
-    def part(self, task: int) -> Layout:
-        """The weights that a task trains: the trunk's, and those of the heads so far."""
-        return self.network.layout.part(self.network.names_of([0] if self.shared else range(task + 1)))
+    def no_actions(self, count: int) -> Tensor:
+        """[R, count], or [R, count, D] if they are numbers: room for actions."""
+        shape = (len(self.seeds), count, *([self.stream.actions] if self.stream.continuous else []))
+        dtype = torch.float32 if self.stream.continuous else torch.long
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def actor(self, task: int, steps: int, samples: int) -> Trainable:
-        """The policy's weights in training, with the method's terms. `samples`: the task's environment steps, N."""
-        network, part = self.network, self.part(task)
-        q = network.posterior.map(lambda t: network.layout.gather(t, part), part)
-        terms = [narrowed(term, network.layout, part) for term in self.terms(samples)]
-        return Trainable(network, part, q, terms, self.s, steps)
+    def head_of(self, task: int) -> int:
+        return 0 if self.shared else task
 
-    def terms(self, samples: int) -> list[Term]:
-        """beta/N KL(q || q_{t-1}), and lambda/2 sum_i F_i [(mu_i - mu*_i)^2 + (s2_i - s2*_i)^2].
+    def has_head(self, task: int) -> bool:
+        """Whether the policy can act in a task: it has a head for it."""
+        return self.head_of(task) < len(self.network.heads)
 
-        F is the sum over the tasks before. Laplace's approximation weighs each with N_k / N, which is 1.
+    def begin(self, task: int, states: Tensor, actions: Tensor, samples: int, steps: int) -> Trainable:
+        """The policy's weights in training, with the method's terms, for this many steps of training.
+
+        `samples`: the task's environment steps, N. When the task ends, `states` [R, n, ...], as the network sees them,
+        and `actions` [R, n] hold its last ones, on which the method measures it.
         """
-        s, found = self.s, list[Term]()
-        if self.method.bayesian:
-            found.append(KL(self.prior, decided(s.tempering) / samples))
-        if "strength" in s:
-            found.append(Elastic(self.prior, s.strength * self.importance))
-        return found
+        while not self.has_head(task):
+            old = self.network.layout
+            self._add_head(self.network, "policy", self.policy.width(self.stream.actions))
+            self.hosted.grow(old, self.network.layout, self._fresh())
+        fit = self.hosted.begin(self._round(self.hosted, task, states, actions, samples))
+        return Trainable(self.network, fit, self.s, steps)
+
+    def _round(self, hosted: Hosted, task: int, states: Tensor, actions: Tensor, samples: int) -> Round:
+        data = TaskData(states, actions, self.head_of(task), task=task, reread=Reread(samples, _no_more))
+        seen = [self.head_of(k) for k in range(hosted.tasks)]
+        return Round(hosted.tasks, [data], self.network, self.network.posterior, seen, self.seeds, self.policy)
 
     def critic(self, steps: int) -> Trainable:
         """A new value function in training."""
-        network = self.values
-        q = network.posterior.map(lambda t: network.layout.gather(t, network.layout), network.layout)
-        return Trainable(network, network.layout, q, [], self.s, steps)
+        return Trainable(self.values, Fit([]), self.s, steps)
 
-    def finish(self, task: int, actor: Trainable, states: Tensor, critic: Tensor | None = None) -> None:
-        """End a task: keep its posterior and, for `states` [R, n, ...] that it visited, its Fisher."""
-        network, s, part = self.network, self.s, actor.layout
+    def finish(self, task: int, actor: Trainable) -> None:
+        """End a task: the method measures it, and leaves the posterior."""
         q = actor.q.snapshot()
         sound = (q.mean if q.log_std is None else q.mean + q.log_std).isfinite().all(1)
         if not bool(sound.all()):
             bad = ", ".join(str(seed) for seed, ok in zip(self.seeds, sound.tolist(), strict=True) if not ok)
             raise Diverged(f"task {task + 1}: the weights of seed {bad} became NaN or infinite: use a smaller lr")
-        network.layout.scatter_(network.posterior.mean, part, q.mean)
-        if network.posterior.log_std is not None and q.log_std is not None:
-            network.layout.scatter_(network.posterior.log_std, part, q.log_std)
-        whole = network.posterior.snapshot()
-        first = Gaussian(self.prior.mean.clone(), None if self.prior.log_std is None else self.prior.log_std.clone())
-        self.prior = _only(network.layout, part, whole, first)  # heads of later tasks keep their first prior
-        if "strength" in s:
-            x = self.seen(states, torch.full(states.shape[:2], task, device=self.device))
-            sample = Sample(network, q.mean, part, [0 if self.shared else task], x)
-            found = fisher(sample, "exact", None, s.fisher_temperature, s.fisher_spread, self.policy)  # type: ignore[arg-type]
-            here = torch.zeros_like(self.importance)
-            network.layout.scatter_(here, part, found * s.fisher_temperature**2)
-            self.importance = s.fisher_decay * self.importance + here
-        if critic is not None:
-            self.critics[task] = critic
+        results = [tracker.result() for tracker in actor.trackers]
+        self.network.posterior = self.hosted.end(self.network, q, results)
 
     def memory_bytes(self) -> int:
-        """The size, for one replica, of the weights and of what the method keeps of earlier tasks. The prior is the
-        last posterior, and counts once; a method with an agent per task keeps all of them.
+        """The size, for one replica, of the weights and of what is kept of earlier tasks. A prior that is the posterior
+        counts once; a method with an agent per task keeps all of them.
         """
-        found, network = self.tensors(), self.network
-        if self.method.needs_task:
-            sizes = [
-                network.layout.part(network.names_of([0 if self.shared else k])).size for k in range(len(self.stream))
-            ]
-            return sum(sizes) * network.posterior.mean.element_size()
-        unused = {"prior mean", "prior log_std", *(() if "strength" in self.s else ("importance",))}
-        total = sum(t.numel() * t.element_size() for name, t in found.items() if name not in unused and t.dim())
-        return total // len(self.seeds)
+        q, times = self.network.posterior, len(self.stream) if self.method.needs_task else 1
+        live = [t for t in (q.mean, q.log_std) if t is not None]
+        memory = [t for t in self.hosted.tensors().values() if not any(t.shape == w.shape and t.equal(w) for w in live)]
+        kept = [t for t in (*self.critics.values(), *self.kept.values()) if t.dim()]
+        return times * sum(t.numel() * t.element_size() for t in (*live, *memory, *kept)) // len(self.seeds)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def outline(self) -> dict[str, Any]:
+        """With `tensors`, everything that the tasks so far have left behind."""
+        return {"tasks": self.hosted.tasks, "heads": len(self.network.heads), "memory": self.hosted.outline()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the tasks so far have left behind."""
-        found = {"posterior mean": self.network.posterior.mean, "prior mean": self.prior.mean}
-        found |= {"importance": self.importance}
-        for name, q in (("posterior", self.network.posterior), ("prior", self.prior)):
-            if q.log_std is not None:
-                found[f"{name} log_std"] = q.log_std
+        q = self.network.posterior
+        found = {"posterior mean": q.mean} if q.log_std is None else {"posterior mean": q.mean, "log_std": q.log_std}
+        found |= {f"memory {name}": tensor for name, tensor in self.hosted.tensors().items()}
         found |= {f"critic {k}": weights for k, weights in self.critics.items()}
         return found | {f"kept {name}": tensor for name, tensor in self.kept.items()}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        def own(name: str) -> Tensor | None:
-            return tensors[name].to(self.device) if name in tensors else None
-
-        mean, prior, importance = own("posterior mean"), own("prior mean"), own("importance")
-        assert mean is not None
-        assert prior is not None
-        assert importance is not None
-        self.network.posterior = Gaussian(mean, own("posterior log_std"))
-        self.prior, self.importance = Gaussian(prior, own("prior log_std")), importance
-        named = {name: t.to(self.device) for name, t in tensors.items()}
-        self.critics = {int(n.removeprefix("critic ")): t for n, t in named.items() if n.startswith("critic ")}
-        self.kept = {n.removeprefix("kept "): t for n, t in named.items() if n.startswith("kept ")}
+    def load(self, outline: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on after the tasks of another agent like this one."""
+        named = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        while len(self.network.heads) < outline["heads"]:
+            self._add_head(self.network, "policy", self.policy.width(self.stream.actions))
+        mean, log_std = self.network.posterior.mean, self.network.posterior.log_std
+        if (log_std is None) != ("log_std" not in named) or named["posterior mean"].shape != mean.shape:
+            raise ValueError("its weights have another shape")
+        self.network.posterior = Gaussian(named["posterior mean"], named.get("log_std"))
+        self.hosted.load(outline["memory"], under("memory ", named), outline["tasks"], self._fresh())
+        self.critics = {int(k): t for k, t in under("critic ", named).items()}
+        self.kept = under("kept ", named)
 
     # --- outputs -----------------------------------------------------------------------------------------------------
 
@@ -260,14 +276,14 @@ class Agent:
         return self.forward(x, heads)[torch.arange(len(x), device=x.device), tasks]
 
     @torch.no_grad()
-    def outputs(self, weights: Tensor, layout: Layout, x: Tensor, tasks: Sequence[int]) -> Tensor:
+    def outputs(self, weights: Tensor, x: Tensor, tasks: Sequence[int]) -> Tensor:
         """[n, tasks, o] for observations x [n, ...]: each of the weights [W, P] for n / W of them, in order."""
-        self.bind(weights, layout)
+        self.bind(weights)
         return self.forward(x, tasks)
 
-    def bind(self, weights: Tensor, layout: Layout) -> None:
+    def bind(self, weights: Tensor) -> None:
         """Compute with these weights [W, P], without draws."""
-        self.network.bind(weights, None, layout)
+        self.network.bind(weights, None, self.network.layout)
         self.network.weights.noise = None
 
     @torch.no_grad()
@@ -287,9 +303,10 @@ class Agent:
         return torch.stack([make(generator(seed, purpose, *indices)) for seed in self.seeds]).to(self.device)
 
 
-def _only(layout: Layout, part: Layout, whole: Gaussian, rest: Gaussian) -> Gaussian:
-    """`rest` with the weights of `part` from `whole`."""
-    for to, of in ((rest.mean, whole.mean), (rest.log_std, whole.log_std)):
-        if to is not None and of is not None:
-            layout.scatter_(to, part, layout.gather(of, part))
-    return rest
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names have this prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _no_more(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    raise AssertionError("the steps of an environment are not read again")

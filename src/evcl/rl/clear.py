@@ -11,16 +11,16 @@ it needs no cloning.
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from evcl._core.randomness import Purpose
 from evcl.rl.acting import Rollout
-from evcl.rl.advantages import Path, vtrace
-from evcl.rl.agent import Agent, Trainable
-from evcl.rl.policies import Stochastic
+from evcl.rl.advantages import Path, normalised, vtrace
+from evcl.rl.agent import Agent, under
 
 FIELDS = ("observations", "actions", "outputs", "rewards", "terminated", "ended", "last")
 
@@ -40,15 +40,10 @@ class Replay:
 
     def __init__(self, agent: Agent, task: int) -> None:
         self.agent, self.task, s = agent, task, agent.s
-        self.policy = cast(Stochastic, agent.policy)
         self.slots = max(1, s.memory // s.rollout)  # fragments that fit
         self.count = max(1, s.batch_size // s.rollout)  # fragments per step of training
         self.kept = {name: tensor.clone() for name, tensor in agent.kept.items()}  # a task either ends or leaves none
         self.seen = int(self.kept["seen"]) if self.kept else 0
-
-    def begin(self, actor: Trainable, critic: Trainable) -> None:
-        """Called before the updates of an iteration."""
-        self.actor, self.critic = actor, critic
 
     def add(self, rollout: Rollout, i: int) -> None:
         """Offer each environment's part of a rollout to the reservoir."""
@@ -71,8 +66,8 @@ class Replay:
         self.kept["seen"] = torch.tensor(self.seen)
 
     @torch.no_grad()
-    def sample(self, where: tuple[int, ...]) -> Replayed | None:
-        """Some fragments, with their advantages under the present policy and values."""
+    def sample(self, where: tuple[int, ...], actor: Tensor, critic: Tensor) -> Replayed | None:
+        """Some fragments, with their advantages under the present weights of the policy and of the values."""
         have = min(self.seen, self.slots)
         if not have:
             return None
@@ -83,25 +78,22 @@ class Replay:
         r, at = len(rows), (torch.arange(len(rows), device=rows.device).unsqueeze(1), rows)
         seen, actions, outputs, rewards, terminated, ended, last = (self.kept[name][at] for name in FIELDS)
         tasks = self.kept["task"][at]
-        critics = torch.stack([*(agent.critics[k] for k in range(self.task)), self.critic.q.mean])  # [K, R, P]
+        critics = torch.stack([*(agent.critics[k] for k in range(self.task)), critic])  # [K, R, P]
         own = critics[tasks, torch.arange(r, device=rows.device).unsqueeze(1)].flatten(0, 1)  # [R * m, P]
         each = tasks.unsqueeze(2).expand(seen.shape[:3])
         values, following = (agent.value(own, agent.seen(x, each).flatten(0, 1)).T for x in (seen, last))  # [T, R * m]
-        agent.bind(self.actor.q.mean, self.actor.layout)
+        agent.bind(actor)
         now = agent.forward_each(seen.flatten(0, 2), each.flatten()).view(outputs.shape)
-        ratios = (self.policy.log_prob(now, actions) - self.policy.log_prob(outputs, actions)).exp()
+        ratios = (agent.policy.log_prob(now, actions) - agent.policy.log_prob(outputs, actions)).exp()
         path = Path(*(t.flatten(0, 1).T for t in (rewards, terminated, ended)))
         _, found = vtrace(path, values, following, ratios.flatten(0, 1).T, agent.s.discount)
-        advantages = found.T.view(rewards.shape)
-        middle = advantages.mean((1, 2), keepdim=True)
-        advantages = (advantages - middle) / (advantages.std((1, 2), correction=0, keepdim=True) + 1e-8)
-        return Replayed(seen, actions, outputs, advantages, each)
+        return Replayed(seen, actions, outputs, normalised(found.T.view(rewards.shape), (1, 2)), each)
 
     def loss(self, some: Replayed) -> Tensor:
         """[R], with the weights that are bound."""
-        policy, s = self.policy, self.agent.s
+        policy, s = self.agent.policy, self.agent.s
         now = self.agent.forward_each(some.observations.flatten(0, 2), some.tasks.flatten()).view(some.outputs.shape)
-        gain = some.advantages * self.policy.log_prob(now, some.actions) + s.entropy * policy.entropy(now)
+        gain = some.advantages * policy.log_prob(now, some.actions) + s.entropy * policy.entropy(now)
         found: Tensor = (s.clone * policy.divergence(some.outputs, now) - gain).mean((1, 2))
         return found
 
@@ -111,7 +103,6 @@ class Replay:
     def tensors(self) -> dict[str, Tensor]:
         return {f"replay {name}": tensor for name, tensor in self.kept.items()}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        named = {n.removeprefix("replay "): t for n, t in tensors.items() if n.startswith("replay ")}
-        self.kept = {name: t.to(self.agent.device) for name, t in named.items()}
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.kept = {name: t.to(self.agent.device) for name, t in under("replay ", tensors).items()}
         self.seen = int(self.kept["seen"]) if self.kept else 0

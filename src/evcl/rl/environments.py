@@ -83,36 +83,44 @@ class Episodes:
 class Gymnasium:
     """Environments with gymnasium's interface: `make()` creates one, which cuts off its episodes itself.
 
-    An environment must do the same again after `reset(seed=...)` and the same actions.
+    An environment must do the same again after `reset(seed=...)` and the same actions. `draw(env)` is a picture of one;
+    None: what it renders.
     """
 
     def __init__(
-        self, make: Callable[[], Any], seeds: Sequence[int], envs: int, purpose: str, device: torch.device
+        self,
+        make: Callable[[], Any],
+        seeds: Sequence[int],
+        envs: int,
+        purpose: str,
+        device: torch.device,
+        draw: Callable[[Any], Any] | None = None,
     ) -> None:
+        self.draw = draw
         self.all = [make() for _ in range(len(seeds) * envs)]
         self.episodes, self.device = Episodes(seeds, envs, purpose), device
         self.taken: list[list[Any]] = [[] for _ in self.all]  # the actions since each episode began
         self.observations = self._stacked([self._begun(i) for i in range(len(self.all))])
 
     def step(self, actions: Tensor) -> Outcome:
-        last, now, numbers = [], [], []
+        rows, numbers, begun = [], [], {}
         for i, (env, action) in enumerate(zip(self.all, actions.tolist(), strict=True)):
             seen, reward, terminated, truncated, _ = env.step(_given(action, env.action_space))
             self.taken[i].append(action)
-            seen = np.asarray(seen, dtype=np.float32)
-            last.append(seen)
+            rows.append(seen)
             numbers.append((float(reward), float(terminated), float(truncated and not terminated)))
             if terminated or truncated:
                 self.episodes.number[i] += 1
                 self.taken[i] = []
-                seen = self._begun(i)
-            now.append(seen)
-        self.observations = self._stacked(now)
+                begun[i] = self._begun(i)
+        last = self.observations = self._stacked(rows)
+        if begun:
+            self.observations = self._stacked([begun.get(i, row) for i, row in enumerate(rows)])
         rewards, terminated, truncated = torch.tensor(numbers, device=self.device).unbind(1)
-        return Outcome(rewards, terminated, truncated, self._stacked(last))
+        return Outcome(rewards, terminated, truncated, last)
 
     def frame(self, row: int) -> Any:
-        found = self.all[row].render()
+        found = self.all[row].render() if self.draw is None else self.draw(self.all[row])
         if found is None:
             raise EvclError("this environment draws no pictures: make it with render_mode='rgb_array'")
         return np.asarray(found)
@@ -139,15 +147,15 @@ class Gymnasium:
                 seen, _, ended, cut, _ = env.step(_given(action, env.action_space))
                 if ended or cut:
                     raise EvclError("an environment did something else after the same seed and actions: cannot resume")
-            now.append(np.asarray(seen, dtype=np.float32))
+            now.append(seen)
         self.observations = self._stacked(now)
 
     def _begun(self, i: int) -> Any:
         seen, _ = self.all[i].reset(seed=self.episodes.start(i))
-        return np.asarray(seen, dtype=np.float32)
+        return seen
 
     def _stacked(self, rows: list[Any]) -> Tensor:
-        return torch.from_numpy(np.stack(rows)).to(self.device)
+        return torch.from_numpy(np.stack(rows).astype(np.float32, copy=False)).to(self.device)
 
 
 def _given(action: Any, space: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,26 +13,15 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl.methods import Method
 from evcl.rl import acting
-from evcl.rl.agent import Agent
+from evcl.rl.agent import Agent, under
 from evcl.rl.dqn import DQN
 from evcl.rl.ppo import PPO
 from evcl.rl.streams import Stream
+from evcl.rl.training import Training
 from evcl.training.checkpoint import Checkpoints, clear, files, newest, write
 from evcl.training.checkpointer import Identity, Stopped, check_identity, unfinished
 
-ALGORITHMS: dict[str, Callable[[Agent, int], Learning]] = {"ppo": PPO, "dqn": DQN}
-
-
-class Learning(Protocol):
-    """One task in training."""
-
-    iterations: int
-    tally: acting.Tally
-
-    def iterate(self, i: int) -> None: ...
-    def finish(self) -> None: ...
-    def tensors(self) -> dict[str, Tensor]: ...
-    def load(self, tensors: dict[str, Tensor]) -> None: ...
+ALGORITHMS: dict[str, Callable[[Agent, int], Training]] = {"ppo": PPO, "dqn": DQN}
 
 
 class StreamOutcome(NamedTuple):
@@ -40,7 +29,7 @@ class StreamOutcome(NamedTuple):
 
     Attributes:
         agent: the agents; of a method with an agent per task, the last one
-        returns: [R, after task t, on task k]: mean returns; NaN if not measured
+        returns: [R, after task t, on task k]: mean returns; NaN if not measured, as where there is no head for task k
         curves: for each task that was learned, [R, iterations]: the mean return of the episodes that ended in it; NaN
             if none did
         seconds: the time that it took, before it was resumed too
@@ -89,14 +78,14 @@ class Saver:
         seconds = self.checkpoints.seconds
         return self.stopping() or (seconds > 0 and time.monotonic() - self.last >= seconds)
 
-    def save(self, task: int, iteration: int, tensors: Mapping[str, Tensor]) -> None:
+    def save(self, task: int, iteration: int, outline: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Save the state, and end the run if that was asked for. If a file cannot be written, training goes on."""
         folder = self.checkpoints.folder
         path = folder / f"{self.number + 1:08d}.safetensors"
         about = {"owner": self.identity, "environment": self.environment, "seconds": self.seconds}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write(path, {**about, "task": task, "iteration": iteration}, tensors)
+            write(path, {**about, "task": task, "iteration": iteration, "agent": outline}, tensors)
         except (EvclError, OSError) as error:
             if not self.failure:
                 self.tell(f"cannot write the checkpoint {path} ({error}); training continues")
@@ -122,51 +111,55 @@ def learn(
 ) -> StreamOutcome:
     """Learn the tasks of a stream one after another, with one agent per seed, side by side.
 
-    `method` is the name of one of `METHODS`, or the method itself. `settings` that are not given have their defaults.
-    `on_progress(task, part of the task that is done, returns)` is called after each iteration; after each task, with
-    the returns [R, tasks] that were measured. A method that `needs_task` begins every task with a new agent. To go on
-    with an `agent` that has learned tasks already, pass it, and the `first` task to learn; its returns are measured
-    before that, too.
+    `method` is a method of the library or of your own, or its name: one whose terms are on the weights alone; or
+    "clear" or "separate". `settings` that are not given have their defaults. `on_progress(task, part of the task that
+    is done, returns)` is called after each iteration; after each task, with the returns [R, tasks] that were measured.
+    A method that `needs_task` begins every task with a new agent. To go on with an `agent` that has learned tasks
+    already, pass it, and the `first` task to learn; its returns are measured before that, too.
     """
     begun = time.monotonic()
     agent = agent or Agent(stream, method, settings, seeds, device)
-    method, s = agent.method, agent.s
+    anew = agent.method.needs_task
     count, r = len(stream), len(agent.seeds)
-    new = {name: tensor.clone() for name, tensor in agent.tensors().items()} if method.needs_task else {}
     returns = torch.full((r, count, count), torch.nan)
     curves: list[Tensor] = []
-    start, resumed = first, 0
-    if saver is not None and saver.saved is not None:
-        start, resumed, curves = _resume(saver, agent, returns, first)
-    elif first > 0 and not method.needs_task:  # what the agent can do already
-        for k in range(count):
-            returns[:, first - 1, k] = acting.returns(agent, k, s.episodes)
+    start, at = first, 0
+    saved = None if saver is None else saver.saved
+    if saver is not None and saved is not None:
+        start, at, curves = _resume(saver, agent, returns, first)
+    elif first > 0 and not anew:  # what the agent can do already
+        _measure(agent, returns, first - 1)
     for task in range(start, count):
-        if method.needs_task:
-            agent.load({name: tensor.clone() for name, tensor in new.items()})
-        learning = ALGORITHMS[s.algorithm](agent, task)
-        at = 0
-        if resumed and saver is not None and saver.saved is not None:
+        if anew and not at and task > first:
+            agent = Agent(stream, agent.method, agent.s, agent.seeds, device)
+        learning = ALGORITHMS[agent.s.algorithm](agent, task)
+        if at and saver is not None and saved is not None:
             with _fitting(saver):
-                learning.load(saver.saved.tensors)
-            at, resumed = resumed, 0
+                learning.load(saved.tensors)
         for i in range(at, learning.iterations):
             learning.iterate(i)
             on_progress(task, (i + 1) / learning.iterations, None)
             if saver is not None and saver.due() and i + 1 < learning.iterations:
-                saver.save(task, i + 1, {**_state(agent, returns, curves), **learning.tensors()})
+                saver.save(task, i + 1, agent.outline(), {**_state(agent, returns, curves), **learning.tensors()})
+        at = 0
         learning.finish()
         curves.append(learning.tally.curve)
-        own = [task] if method.needs_task else range(count)
-        if method.needs_task and task:
-            returns[:, task] = returns[:, task - 1]
-        for k in own:
-            returns[:, task, k] = acting.returns(agent, k, s.episodes)
+        _measure(agent, returns, task)
         on_progress(task, 1.0, returns[:, task])
         if saver is not None and task + 1 < count:
-            saver.save(task + 1, 0, _state(agent, returns, curves))
+            saver.save(task + 1, 0, agent.outline(), _state(agent, returns, curves))
     seconds = time.monotonic() - begun if saver is None else saver.seconds
     return StreamOutcome(agent, returns, curves, seconds)
+
+
+def _measure(agent: Agent, returns: Tensor, task: int) -> None:
+    """Measure the returns [R, after task, on task k] after this task. An agent per task keeps those of the others."""
+    own = [k for k in range(len(agent.stream)) if agent.has_head(k)]
+    if agent.method.needs_task:
+        own = [task]
+        returns[:, task] = returns[:, task - 1]
+    for k in own:
+        returns[:, task, k] = acting.returns(agent, k, agent.s.episodes)
 
 
 def _state(agent: Agent, returns: Tensor, curves: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -180,7 +173,7 @@ def _resume(saver: Saver, agent: Agent, returns: Tensor, first: int) -> tuple[in
     about, tensors = saver.saved.description, saver.saved.tensors
     with _fitting(saver):
         task, iteration = int(about["task"]), int(about["iteration"])
-        agent.load({n.removeprefix("agent "): t for n, t in tensors.items() if n.startswith("agent ")})
+        agent.load(about["agent"], under("agent ", tensors))
         returns.copy_(tensors["returns"])
         return task, iteration, [tensors[f"curve of {k}"] for k in range(task - first)]
 

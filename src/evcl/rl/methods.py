@@ -1,7 +1,7 @@
-"""The methods for agents. Each is a `Method` of the library with the settings that it has in reinforcement learning.
+"""Methods for agents: those of the library, with the settings that they have in reinforcement learning, and two more.
 
-What a method adds to the loss follows from its settings: `tempering` (a Bayesian one) brings the KL to the last
-posterior, `strength` the elastic term, `distill` the distillation, `memory` the replay.
+A method adds its terms on the policy's weights, as in any other loop (see `methods/hosted.py`). What needs more than
+terms is the agent's own, and is asked for by settings: `distill` the distillation of earlier policies, `clone` replay.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from evcl._core.errors import unknown
-from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Setting, Settings, resolve
-from evcl._core.summaries import AGENT_SUMMARIES, METHOD_SUMMARIES
-from evcl.methods import Method
+from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings, resolve
+from evcl._core.summaries import AGENT_SUMMARIES
+from evcl.methods import METHODS, Method, check_targets
+from evcl.methods.evcl import ONE_SOFTMAX
+from evcl.methods.hosted import Host
+from evcl.methods.teacher import DISTILLATION
+from evcl.rl.policies import DISCRETE
 
+HOST = Host("an agent", "use evcl, vcl, ewc, si or mas", trackers=True)
 RL: dict[str, Setting] = {
     "algorithm": Setting(
         "ppo",
@@ -40,64 +45,76 @@ RL: dict[str, Setting] = {
         "the weight of the divergence between the old policies and the new ones, on the new task's states",
         high=1e6,
     ),
-    "fisher_examples": Setting(2048, "number of last states that are kept to measure the Fisher on", low=1, high=10**7),
+    "fisher_examples": Setting(
+        2048, "number of last states that are kept, for a method to measure a task on", low=1, high=10**7
+    ),
 }
 """The settings of every method for agents."""
-DISTILL = replace(RL["distill"], default=0.3)
-_UNUSED = dict.fromkeys((*TRAINING, *BAYESIAN, *CORESET))
-_BAYESIAN = {
+BAYES = {
     "tempering": Setting(
         1.0, "beta, the weight of the KL term, which is divided by the task's steps", high=1e6, open_low=True
     ),
     "init_std": BAYESIAN["init_std"],
     "prior_std": BAYESIAN["prior_std"],
 }
-_ELASTIC = {
-    "strength": replace(ELASTIC["strength"], default=1.0),
-    "fisher_temperature": replace(ELASTIC["fisher_temperature"], default=1.0),
-    "fisher_spread": ELASTIC["fisher_spread"],
-    "fisher_decay": ELASTIC["fisher_decay"],
+DEFAULTS = {"strength": 1.0, "fisher_temperature": 1.0}  # of the elastic term: that of Laplace's approximation
+DISTILLED = 0.3  # default of `distill` for methods of which distillation is a part
+NOT_OURS = {**TRAINING, **BAYESIAN, **CORESET, **DISTILLATION, "one_softmax": replace(ONE_SOFTMAX, default=True)}
+OWN = {
+    "clear": Method(
+        "clear",
+        AGENT_SUMMARIES["clear"],
+        settings={
+            "memory": Setting(20_000, "environment steps that are kept, of all tasks together", low=1, high=10**9),
+            "clone": Setting(
+                0.1, "the weight of the divergence from the policy that acted, on replayed steps", high=1e6
+            ),
+        },
+    ),
+    "separate": Method("separate", AGENT_SUMMARIES["separate"], needs_task=True),
 }
-_CLEAR = {
-    "memory": Setting(20_000, "environment steps that are kept, of all tasks together", low=1, high=10**9),
-    "clone": Setting(0.1, "the weight of the divergence from the policy that acted, on replayed steps", high=1e6),
-}
-
-
-def _method(name: str, summary: str, bayesian: bool, own: dict[str, Setting], alone: bool = False) -> Method:
-    return Method(name, summary, bayesian, settings={**_UNUSED, **RL, **own}, needs_task=alone)
-
-
-METHODS: dict[str, Method] = {
-    one.name: one
-    for one in (
-        _method("evcl", METHOD_SUMMARIES["evcl"], True, {**_BAYESIAN, **_ELASTIC, "distill": DISTILL}),
-        _method("vcl", METHOD_SUMMARIES["vcl"], True, _BAYESIAN),
-        _method("ewc", METHOD_SUMMARIES["ewc"], False, _ELASTIC),
-        _method("clear", AGENT_SUMMARIES["clear"], False, _CLEAR),
-        _method("naive", METHOD_SUMMARIES["naive"], False, {}),
-        _method("separate", AGENT_SUMMARIES["separate"], False, {}, alone=True),
-    )
-}
-"""The methods by name, in the order in which they are listed."""
-
-
+"""The methods that only agents have."""
 TUNED: dict[str, dict[str, dict[str, float | int]]] = json.loads(Path(__file__).with_name("tuned.json").read_text())
 """Stream -> method, or "*" for all of them -> settings. `experiments/rl/agents.py` chooses them on validation seeds."""
 
 
-def method(name: str, stream: str | None = None) -> Method:
-    """The method of this name for agents; with a `stream`, its defaults are the settings that were chosen for it."""
-    if name not in METHODS:
-        raise unknown("method for agents", name, METHODS)
-    found, tuned = METHODS[name], TUNED.get(stream or "", {})
-    chosen = {**tuned.get("*", {}), **tuned.get(name, {})}
+def method(name: str | Method, stream: str | None = None) -> Method:
+    """A method, one of the library, of your own, `clear` or `separate`, as agents have it: with their settings. With a
+    `stream`, the defaults are the settings that were chosen for it. Raises if an agent cannot have this method.
+    """
+    if isinstance(name, str) and name not in OWN and name not in METHODS:
+        raise unknown("method for agents", name, {**dict.fromkeys(METHODS), **OWN})
+    found = name if isinstance(name, Method) else OWN.get(name) or METHODS[name]
+    if "algorithm" not in found.known_settings:
+        found = _for_agents(found)
+    tuned = TUNED.get(stream or "", {})
+    known, chosen = found.known_settings, {**tuned.get("*", {}), **tuned.get(found.name, {})}
+    return replace(found, settings={**found.settings, **{k: replace(known[k], default=v) for k, v in chosen.items()}})
+
+
+def _for_agents(found: Method) -> Method:
     known = found.known_settings
-    settings = {**found.settings, **{key: replace(known[key], default=value) for key, value in chosen.items()}}
-    return replace(found, settings=settings)
+    HOST.check(found, Settings({name: setting.default for name, setting in known.items()}))
+    if found.only_classes:
+        raise HOST.refusal(found, "learns classes only")
+    own: dict[str, Setting | None] = {n: known[n] for n in known if n not in NOT_OURS}
+    if "fisher_scale" in known:
+        own |= {name: replace(known[name], default=value) for name, value in DEFAULTS.items()}
+    taught = "distill" in known and known["distill"].default
+    distill = replace(RL["distill"], default=DISTILLED if taught else 0.0)
+    bayes = BAYES if found.bayesian else {}
+    return replace(found, settings={**dict.fromkeys(NOT_OURS), **own, **bayes, **RL, "distill": distill})
 
 
 def configured(name: str | Method, given: Mapping[str, Any], stream: str) -> tuple[Method, Settings]:
-    """A method, by its name for this stream or as it is, and its checked settings: those given, and its defaults."""
-    found = method(name, stream) if isinstance(name, str) else name
-    return found, given if isinstance(given, Settings) else resolve(found.name, found.known_settings, given)
+    """A method as agents have it, and its checked settings: those given, and the defaults for this stream."""
+    found = method(name, stream if isinstance(name, str) else None)
+    s = given if isinstance(given, Settings) else resolve(found.name, found.known_settings, given)
+    if found.name not in OWN:
+        check_targets(found, s, DISCRETE)
+    return found, s
+
+
+def of_terms(s: Settings) -> Settings:
+    """The settings with which a method makes its terms: its own, and defaults of those that agents do not have."""
+    return Settings({**{name: setting.default for name, setting in NOT_OURS.items()}, **s, "distill": 0.0})

@@ -1,62 +1,59 @@
-"""What the outputs of a head mean: a distribution over actions, or the values of actions.
+"""What the outputs [..., o] of a head mean: a distribution over actions, or the values of actions.
 
-Outputs are [..., o]. Each has what the curvature needs of a likelihood: `fisher_targets`, scalars whose per-example
-gradients, squared and summed, give the Fisher.
+Each is a likelihood, so that methods measure a policy as they measure any network: `fisher_targets` are scalars whose
+per-example gradients, squared and summed, give the Fisher.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from evcl.targets import CATEGORICAL
-from evcl.targets.likelihood import Estimate, Stateless
+from evcl.targets import CATEGORICAL, Likelihood
+from evcl.targets.likelihood import Estimate
 
 
-class Policy(Protocol):
+class Policy(Likelihood):
     """How actions follow from the outputs of a head."""
 
-    def outputs(self, actions: int) -> int:
+    usual_tempering = 1.0
+
+    def width(self, actions: int) -> int:
         """The number of outputs of a head."""
-        ...
+        return actions
 
     def act(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """The actions for outputs [B, o]; `noise` [B, D] as `noise` draws it."""
-        ...
+        raise NotImplementedError
 
     def noise(self, shape: Sequence[int], actions: int, source: torch.Generator) -> Tensor:
         """The random numbers [*shape, D] from which actions are made."""
-        ...
+        raise NotImplementedError
 
     def divergence(self, old: Tensor, new: Tensor) -> Tensor:
         """[...]: how far the new outputs are from the old ones; 0 if they are equal."""
-        ...
-
-
-class Stochastic(Policy, Protocol):
-    """A distribution over actions, pi(a|s)."""
+        raise NotImplementedError
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """[...]: log pi(a|s)."""
-        ...
+        raise NotImplementedError
 
     def entropy(self, outputs: Tensor) -> Tensor:
         """[...]: that of pi(.|s)."""
-        ...
+        raise NotImplementedError
+
+    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
+        """Nothing is drawn."""
 
 
-class Discrete(Stateless):
+class Discrete(Policy):
     """One of several actions: pi(a|s) = softmax(outputs)[a]."""
 
-    beside, name, compiled = False, "discrete policy", False
+    name = "discrete policy"
     skip_labels = CATEGORICAL.skip_labels
-
-    def outputs(self, actions: int) -> int:
-        return actions
 
     def noise(self, shape: Sequence[int], actions: int, source: torch.Generator) -> Tensor:
         return torch.rand(*shape, 1, generator=source)
@@ -83,12 +80,12 @@ class Discrete(Stateless):
         return CATEGORICAL.fisher_targets(outputs, y, weights, how)
 
 
-class Normal(Stateless):
+class Normal(Policy):
     """Numbers: pi(a|s) = prod_d N(a_d; mu_d, sigma_d^2). The outputs [..., 2 D] are mu and log sigma."""
 
-    beside, name, compiled = False, "normal policy", False
+    name = "normal policy"
 
-    def outputs(self, actions: int) -> int:
+    def width(self, actions: int) -> int:
         return 2 * actions
 
     def noise(self, shape: Sequence[int], actions: int, source: torch.Generator) -> Tensor:
@@ -118,21 +115,15 @@ class Normal(Stateless):
         means = [(root * sharp[..., d] * mean[..., d]).sum() for d in range(mean.shape[-1])]
         return [*means, *((math.sqrt(2) * root * log_std[..., d]).sum() for d in range(mean.shape[-1]))]
 
-    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
-        """Nothing is drawn."""
-
     def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = outputs.chunk(2, -1)
         return mean, log_std.clamp(-5.0, 2.0)
 
 
-class Values(Stateless):
+class Values(Policy):
     """The values Q(s, a) of several actions, of which the best is taken. Their errors are N(0, 1)."""
 
-    beside, name, compiled = False, "action values", False
-
-    def outputs(self, actions: int) -> int:
-        return actions
+    name = "action values"
 
     def noise(self, shape: Sequence[int], actions: int, source: torch.Generator) -> Tensor:
         return torch.zeros(*shape, 1)
@@ -146,9 +137,6 @@ class Values(Stateless):
     def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """F = sum_a (d Q_a)^2."""
         return [(weights.sqrt() * outputs[..., a]).sum() for a in range(outputs.shape[-1])]
-
-    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
-        """Nothing is drawn."""
 
 
 DISCRETE, NORMAL, VALUES = Discrete(), Normal(), Values()

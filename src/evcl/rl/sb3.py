@@ -23,8 +23,8 @@ def trunk_of(model: Any) -> Callable[[], nn.Module]:
 def adopt(agent: Agent, model: Any) -> None:
     """Give all replicas the policy of a PPO or A2C model as their first task, which is then protected like any other.
 
-    The agent's stream must have a head per task (no contexts), and `trunk_of(model)` as its network. The states for the
-    Fisher come from one rollout in the environments of the first task. Go on with `learn(..., agent=agent, first=1)`.
+    The agent's stream must have a head per task (no contexts), and `trunk_of(model)` as its network. It is measured
+    on rollouts in the environments of the first task. Go on with `learn(..., agent=agent, first=1)`.
     """
     extractor, last = _parts(model)
     if agent.s.algorithm != "ppo" or "clone" in agent.s or agent.method.needs_task:
@@ -42,8 +42,9 @@ def adopt(agent: Agent, model: Any) -> None:
         for name, p in given.items():
             layout.view(mean, name).copy_(p.detach().to(mean))
     learning = PPO(agent, 0)
-    rollout = learning.rollout(0)
-    agent.finish(0, learning.actor, rollout.by_replica(rollout.observations, len(agent.seeds)))
+    for i in range(-(-learning.states.shape[1] // learning.size)):
+        learning.rollout(i)
+    learning.finish()
 
 
 def _parts(model: Any) -> tuple[nn.Module, nn.Module]:

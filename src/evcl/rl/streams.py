@@ -92,7 +92,7 @@ def minigrid_rooms() -> Stream:
     """A room of MiniGrid in which each task wants another thing."""
     contexts = one_hot(len(rooms.THINGS))
     made = [
-        Task(wanted, partial(rooms.Rooms, wanted), context)
+        Task(wanted, of_gymnasium(partial(rooms.room, wanted)), context)
         for wanted, context in zip(rooms.THINGS, contexts, strict=True)
     ]
     network = partial(mlp, rooms.INPUTS + len(made), [64, 64])
