@@ -116,7 +116,7 @@ def guesses(stream: Stream, method: str, seed: int, folder: Path) -> list[tuple[
     files = [(write(folder / f"{k}.csv", a), write(folder / f"{k}-new.csv", b)) for k, (a, b) in enumerate(stream)]
     for k, (learned, _) in enumerate(files):
         new: dict[str, Any] = {"target": "label", "method": method, "seed": seed} if k == 0 else {}
-        made = tables.learn(model, learned, **new)
+        made = tables.learn(model, learned, **new).model
         for line, (_, test) in zip(made.history[:k], files, strict=False):
             told = tables.predict(model, test, folder / "p.csv", task=line["task"])
             found.append((told.right / told.rows, line["accuracy"], made.now[line["task"]].accuracy))

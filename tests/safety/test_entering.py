@@ -20,7 +20,7 @@ import evcl as library
 from evcl._core.bounds import MOST_NUMBERS
 from evcl._core.errors import EvclError
 from evcl.experiments import read_result, read_sweep
-from evcl.tables import learn
+from evcl.tables import Learning, learn
 from evcl.tables.commands import open_source
 from evcl.tables.creating import create
 
@@ -110,8 +110,8 @@ def test_tensors_that_nothing_explains(tmp_path, count):
 
 def use(path, **options):
     source = open_source(path, **options)
-    made, rows = create(source, None if source.images else "y", hidden=(2,))
-    made.inputs(source, rows.labelled, rows.numbers(sorted(rows.names)), 0.1)
+    made, rows = create(source, Learning(None if source.images else "y", hidden=(2,)))
+    made.examples(source, rows, rows.targets(sorted(rows.names)), Learning())
 
 
 def test_arrays_are_added_up_before_they_are_read(tmp_path):

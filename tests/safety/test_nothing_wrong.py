@@ -33,7 +33,7 @@ def test_large_integers_are_different_labels(tmp_path, kind):
         (tmp_path / "t.csv").write_text(f"x,y\n{lines}\n")
     (data,) = tmp_path.iterdir()
     found = learn(tmp_path / "m.safetensors", data, "y", epochs=1, hidden=(2,))
-    assert found.labels == [str(label) for label in LARGE]
+    assert found.model.labels == [str(label) for label in LARGE]
 
 
 @pytest.mark.parametrize("method", ["evcl", "naive", "ekf"])

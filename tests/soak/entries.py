@@ -39,6 +39,7 @@ from evcl.experiments.search import read_found  # noqa: E402
 from evcl.experiments.store import Claim  # noqa: E402
 from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
 from evcl.report.html_page import page  # noqa: E402
+from evcl.tables import Learning  # noqa: E402
 from evcl.tables.commands import open_source  # noqa: E402
 from evcl.tables.creating import create  # noqa: E402
 from evcl.tables.model import load_model  # noqa: E402
@@ -104,8 +105,8 @@ def parquet_table(folder: Path) -> Path:
 def use_table(path: Path) -> None:
     source = open_source(path)
     target = next((name for name in ("class", "y") if name in source.shapes), None)
-    made, rows = create(source, target, hidden=(4,))
-    made.inputs(source, rows.labelled, rows.numbers(sorted(rows.names)), 0.1)
+    made, rows = create(source, Learning(target, hidden=(4,)))
+    made.examples(source, rows, rows.targets(sorted(rows.names)), Learning())
 
 
 def use_images(path: Path) -> None:

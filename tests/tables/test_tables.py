@@ -18,13 +18,14 @@ from rich.console import Console
 
 import evcl as package
 from evcl import tables
+from evcl.tables import Learning
 from evcl.tables.arrow_file import ParquetFile
 from evcl.tables.creating import create
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Category, Encoder
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import ImageFolder
-from evcl.tables.values import labels_of
+from evcl.tables.rows import targets_of
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -156,8 +157,8 @@ def test_a_file_is_read_in_pieces(tmp_path):
     everything = tracemalloc.get_traced_memory()[1]
     del whole
     tracemalloc.reset_peak()
-    model, rows = create(source, "label")
-    train, held = model.inputs(source, rows.labelled, rows.numbers(rows.names), 0.1)
+    model, rows = create(source, Learning("label"))
+    train, held, _ = model.examples(source, rows, rows.targets(rows.names), Learning())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (len(train), len(held)) == (36_000, 4_000)
@@ -168,12 +169,12 @@ def test_what_is_held_out_is_not_learned_from_and_is_measured_on(model, tmp_path
     frame = people(300, seed=4)
     frame.to_csv("b.csv", index=False)
     source = CsvFile(Path("b.csv"))
-    made, rows = create(source, "buys", seed=3)
-    y = rows.numbers(sorted(rows.names))
-    train, held = made.inputs(source, rows.labelled, y, 0.2)
+    made, rows = create(source, Learning("buys", seed=3))
+    y = rows.targets(sorted(rows.names))
+    train, held, _ = made.examples(source, rows, y, Learning(validation=0.2))
     assert (len(train), len(held)) == (240, 60)
     together = torch.cat([train.x, held.x]).numpy()
-    whole = made.inputs(source, rows.labelled, y, 0.0)
+    whole = made.examples(source, rows, y, Learning(validation=0.0))
     assert whole[1] is None
     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, whole[0].x.tolist()))
     yes = sorted(rows.names).index("yes")
@@ -285,7 +286,8 @@ def test_decimals_without_a_fraction_are_whole_numbers(tmp_path):
     whole = pa.array([Decimal(2**53), Decimal(2**53 + 1), None], pa.decimal128(20, 0))
     pq.write_table(pa.table({"y": whole}), tmp_path / "f.parquet")
     (piece,) = ParquetFile(tmp_path / "f.parquet").pieces(["y"])
-    assert list(labels_of(ParquetFile(tmp_path / "f.parquet"), piece, "y")) == [str(2**53), str(2**53 + 1), None]
+    labels = targets_of(ParquetFile(tmp_path / "f.parquet"), piece, "y", "class")
+    assert list(labels) == [str(2**53), str(2**53 + 1), None]
 
 
 def test_whole_numbers_that_float64_does_hold_are_inputs(evcl):

@@ -56,7 +56,7 @@ def stream(
     from evcl.streams.commands import learn_files
     from evcl.streams.evaluation import BATCH, DELAY
     from evcl.streams.files import Asked
-    from evcl.tables.numeric import check_kind
+    from evcl.tables.rows import check_kind
 
     voice = Voice(as_json, quiet)
     dialect = _dialect(separator, decimal, missing, query)

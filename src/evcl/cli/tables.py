@@ -82,7 +82,7 @@ def learn(
     """
     from evcl import methods, tables
     from evcl.methods.rehearsal import REHEARSAL
-    from evcl.tables.numeric import check_kind
+    from evcl.tables.rows import check_kind
 
     voice = Voice(as_json, quiet)
     with usage():
@@ -97,7 +97,7 @@ def learn(
             epochs = int(chosen.known_settings["epochs"].check("--epochs", epochs))
         if given and not model.exists():
             resolve(chosen.name, methods.known_settings(chosen, given), given)
-        options = {
+        options: dict[str, Any] = {
             "hidden": hidden and _widths(hidden),
             "seed": None if seed is None else SEED.check("--seed", seed),
             "side": None if image_side is None else SIDE.check("--image-side", image_side),
@@ -106,30 +106,28 @@ def learn(
             "categories": category or None,
             "kind": None if kind is None else check_kind(kind),
         }
-        new = {name: value for name, value in options.items() if value is not None}
         device = checked_device(device)
     one_thread()
     dialect = _dialect(separator, decimal, missing, query)
     lenient = _unknown(unknown, "learn", "missing", "error")
     try:
         with epochs_bar(task or data.stem, voice.silent) as callbacks:
-            found = tables.learn(
-                model,
-                data,
+            asked = tables.Learning(
                 target,
-                task=task,
-                head=head,
-                epochs=epochs,
-                validation=validation,
-                drop=drop or [],
-                unknown=lenient,
-                dialect=dialect,
-                keep=keep,
-                callbacks=callbacks,
-                device=device,
-                warn=lambda text: voice.say(f"warning: {text}"),
-                **new,
+                task,
+                head,
+                epochs,
+                validation,
+                drop or [],
+                lenient,
+                dialect,
+                keep,
+                callbacks,
+                device,
+                lambda text: voice.say(f"warning: {text}"),
+                **options,
             )
+            found = tables.learn_file(model, data, asked)
     except Interrupted:
         folder = tables.checkpoint_folder(model)
         saved = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
@@ -137,13 +135,13 @@ def learn(
     _report(found, model, voice)
 
 
-def _report(found: tables.Model, path: Path, voice: Voice) -> None:
+def _report(learned: tables.Learned, path: Path, voice: Voice) -> None:
     """Say what a file taught the model."""
     from evcl.tables.earlier import unknown
 
-    line, tasks = found.history[-1], len(found.history)
+    found, line, tasks = learned.model, learned.line, len(learned.model.history)
     new_labels = found.labels[line["known_before"] :] if tasks > 1 else []
-    for told in found.read:
+    for told in learned.read:
         voice.say(told)
     if tasks == 1:
         voice.fact("columns", columns_of(found))
@@ -163,7 +161,7 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
         was = "" if before is None else f" ({percent(before)} before)"
         sure = f"entropy {line['entropy']:.3f}, epistemic {line['epistemic']:.3f}"
         voice.say(f"on the held-out rows: accuracy {percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
-    for note in found.notes:
+    for note in learned.notes:
         voice.say(f"note: {note}")
     now = {name: one for name, one in found.now.items() if name != line["task"]}
     for estimated, how in ((False, "on the rows kept of them"), (True, "estimated")):
@@ -180,8 +178,8 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
         "new_classes": new_labels,
     }
     more = {
-        "read": found.read,
-        "notes": [*found.doubts, *found.notes],
+        "read": learned.read,
+        "notes": [*learned.doubts, *learned.notes],
         "now": {name: one._asdict() for name, one in now.items()},
     }
     voice.end({**facts, **line, **more})

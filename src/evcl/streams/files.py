@@ -15,9 +15,9 @@ from evcl._core.errors import EvclError
 from evcl.streams.rows import _concatenated, usable
 from evcl.tables.commands import open_source
 from evcl.tables.creating import like_numbers
-from evcl.tables.numeric import Target, targets_of
-from evcl.tables.source import Dialect, Floats, Kind, Piece, Source, Values, bad
-from evcl.tables.values import Fraction, Where, labels_of, numbers_of, seconds_of
+from evcl.tables.rows import present, targets_of
+from evcl.tables.source import Dialect, Floats, Kind, Piece, Source, Target, Values, bad
+from evcl.tables.values import Fraction, Where, numbers_of, seconds_of
 
 TOO_MANY = (
     f"more than {MOST_CLASSES:,} different labels are too many classes; --kind number or --kind count learns a number"
@@ -157,22 +157,13 @@ class Files:
         many = len(self.files) > 1
         for piece in one.source.pieces(self._read(one.names)):
             columns = {name: piece.columns[name] for name in one.names}
-            columns[TARGET] = self._targets(one.source, piece)
+            columns[TARGET] = targets_of(one.source, piece, self.asked.target, self.kind)
             columns[TIME] = self._times(one.source, piece)
             place = (lambda i, p=piece: f"{one.source.path.name}, {p.place(i)}") if many else piece.place
             yield Piece(columns, place, piece.rows)
 
     def _read(self, names: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*names, self.asked.target, *([self.asked.time] if self.asked.time else [])]))
-
-    def _targets(self, source: Source, piece: Piece) -> Values:
-        """Labels as texts, None if missing; or numbers, NaN if missing."""
-        if self.kind != "class":
-            numbers: Values = targets_of(source, piece, self.asked.target, self.kind == "count")
-            return numbers
-        found = np.empty(piece.rows, dtype=object)
-        found[:] = labels_of(source, piece, self.asked.target)
-        return found
 
     def _times(self, source: Source, piece: Piece) -> Floats:
         """When each row of a piece was: seconds since 1970, or a number; NaN without --time."""
@@ -205,9 +196,9 @@ class Files:
         found, times = _File(source, names), []
         for piece in source.pieces(self._read([])):
             found.rows += piece.rows
-            targets = self._targets(source, piece)
+            targets = targets_of(source, piece, asked.target, self.kind)
             if self.kind == "class":
-                found.labels.update(label for label in targets if label is not None)
+                found.labels.update(targets[present(targets)])
                 if len(found.labels) > MOST_CLASSES:
                     bad(path, f"column {asked.target!r}", TOO_MANY)
             times.append(self._times(source, piece))

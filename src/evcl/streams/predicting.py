@@ -15,11 +15,10 @@ from evcl._core.errors import BadExample, EvclError
 from evcl._core.files import write_atomically
 from evcl.streams.table import TableStream, load
 from evcl.tables.commands import open_source
-from evcl.tables.numeric import targets_of
 from evcl.tables.output_file import STANDARD, Column, check_ending, writing
 from evcl.tables.predicting import Predicted
+from evcl.tables.rows import present, targets_of
 from evcl.tables.source import Dialect, Kind, Piece, Source, Unknown, absent, bad, listed
-from evcl.tables.values import labels_of
 
 WIDE = NormalDist().inv_cdf(0.975)
 
@@ -112,14 +111,12 @@ def _columns(model: TableStream, x: torch.Tensor, total: Predicted) -> Mapping[s
 def _compare(model: TableStream, source: Source, piece: Piece, ours: Mapping[str, Column], total: Predicted) -> None:
     """Count how many predictions are right, where the file has the target."""
     said: Any = ours["prediction"].values
-    if model.kind == "class":
-        given = labels_of(source, piece, model.target)
-        total.labelled += sum(label is not None for label in given)
-        total.right += sum(one == label for one, label in zip(said, given, strict=True))
-        return
-    true = targets_of(source, piece, model.target, model.kind == "count")
-    there = ~np.isnan(true)
+    true = targets_of(source, piece, model.target, model.kind)
+    there = present(true)
     total.labelled += int(there.sum())
+    if model.kind == "class":
+        total.right += int((said == true).sum())
+        return
     total.squares += float(np.square(true - said)[there].sum())
     low, high = (np.asarray(ours[name].values) for name in ("low_95", "high_95"))
     total.inside += int(((low <= true) & (true <= high)).sum())

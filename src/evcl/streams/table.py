@@ -25,8 +25,8 @@ from evcl.streams.files import TARGET, TIME, Files, RowDigest
 from evcl.streams.prequential import Prequential
 from evcl.streams.rows import RowEncoder
 from evcl.streams.stream import Stream
-from evcl.tables.numeric import LIKELIHOODS, Target
-from evcl.tables.source import Floats, Kind, Piece, bad
+from evcl.tables.rows import LIKELIHOODS, present
+from evcl.tables.source import Floats, Kind, Piece, Target, bad
 
 FORMAT = 1
 NOTE = "evcl.streams.table"
@@ -128,7 +128,7 @@ class TableStream:
             )
         columns = {name: values for name, values in piece.columns.items() if name not in (TARGET, TIME)}
         x, targets = self.encoder.encode(columns, piece, path), piece.columns[TARGET]
-        there = np.array([label is not None for label in targets]) if self.kind == "class" else ~np.isnan(targets)
+        there = present(targets)
         self.done += piece.rows
         self.learned.add(piece)
         self.unlabelled += int((~there).sum())

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.files import check_regular, locked, remove_leftovers
-from evcl.callbacks import Callback
 from evcl.learner import INFER, NEW, load
 from evcl.learner.export import export as export_learner
 from evcl.tables.arrow_file import ArrowFile, DuckDb, ParquetFile
+from evcl.tables.asked import Learning
 from evcl.tables.creating import create, later_doubts
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number
@@ -24,7 +24,8 @@ from evcl.tables.image_folder import PIXELS, ImageFolder
 from evcl.tables.model import Model, is_table, load_model
 from evcl.tables.npy_file import NpyFile
 from evcl.tables.npz_file import NpzFile
-from evcl.tables.source import Dialect, Source, Unknown, bad
+from evcl.tables.rows import Rows
+from evcl.tables.source import Dialect, Source, bad
 from evcl.tables.values import Fraction
 
 READERS: dict[str, Callable[[Path, Dialect], Source]] = {
@@ -75,88 +76,83 @@ def open_source(
         raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def learn(
-    model: Path,
-    data: Path,
-    target: str | None = None,
-    *,
-    task: str | None = None,
-    head: str | None = None,
-    epochs: int | None = None,
-    validation: float = 0.1,
-    drop: Sequence[str] = (),
-    unknown: Unknown = "learn",
-    dialect: Dialect | None = None,
-    keep: int | None = None,
-    callbacks: Sequence[Callback] = (),
-    device: str = "cpu",
-    warn: Callable[[str], None] = lambda text: None,
-    **new: Any,
-) -> Model:
-    """Learn a file as one more task, and write the model; `new` holds options for a model that is created now. `keep`:
-    see `Learner.keep`. `warn` is called before training, if the classes look like numbers.
+@dataclass(frozen=True)
+class Learned:
+    """What learning a file has done, and what the user should know of it."""
+
+    model: Model
+    line: Mapping[str, Any]  # its entry in the model's history
+    read: list[str]  # how the file was read
+    doubts: list[str]  # what was said before it was learned
+    notes: list[str]
+
+
+def learn(model: Path, data: Path, target: str | None = None, **options: Any) -> Learned:
+    """`learn_file` with the fields of `Learning` as keywords."""
+    return learn_file(model, data, Learning(target, **options))
+
+
+def learn_file(model: Path, data: Path, asked: Learning) -> Learned:
+    """Learn a file as one more task, and write the model.
 
     If learning fails or is interrupted, the model file is left unchanged. A long task is saved regularly to a folder
     beside the model, and the same call resumes from there.
     """
     with claimed(model):
         before = _fingerprint(model)
-        side = new.pop("side", None)
         if before is None:
-            source = open_source(data, side=side, dialect=dialect)
-            if target is None and not source.images:
-                raise EvclError(f"there is no model {model} yet: to create one, name its label column with --target")
-            if target is not None and source.images:
-                raise EvclError("--target is for tables: the class of an image is the name of its folder")
-            new["missing"] = () if dialect is None else dialect.missing
-            if "kind" in new and source.images:
-                raise EvclError("--kind is for tables: the class of an image is the name of its folder")
-            try:
-                found, rows = create(source, target, drop=drop, **new)
-            except Fraction:
-                if "kind" in new or source.images:
-                    raise
-                source = open_source(data, side=side, dialect=dialect)
-                found, rows = create(source, target, drop=drop, kind="number", **new)
-                found.notes.append(f"{target} has numbers with fractions, so it is learned as a number, not as classes")
+            found, source, rows = _created(model, data, asked)
         else:
             found = load_model(model)
-            _refuse(model, found, target, {**new, **({} if side is None else {"side": side})})
-            source = open_source(data, found, dialect=dialect)
-            rows = found.see(source, drop, unknown)
-            found.doubts = later_doubts(found, source, rows)
-            if dialect is not None:
-                found.missing = tuple(dict.fromkeys((*found.missing, *dialect.missing)))
-        found.learner.to(device)
-        if keep is not None:
+            asked.check_later(model)
+            if asked.target not in (None, found.target):
+                known = found.target or "the folder of an image"
+                raise EvclError(f"{model} learns {known!r}, not --target {asked.target}")
+            source = open_source(data, found, dialect=asked.dialect)
+            rows = found.see(source, asked.drop, asked.unknown)
+            rows.doubts = later_doubts(found, source, rows)
+            found.missing = tuple(dict.fromkeys((*found.missing, *asked.dialect.missing)))
+        found.learner.to(asked.device)
+        if asked.keep is not None:
             if found.numeric:
                 raise EvclError("--keep keeps equally many rows of each class, but this model learns a number")
-            found.learner.keep(keep)
-        for doubt in found.doubts:
-            warn(doubt)
-        name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
-        found.learn(source, rows, name, head, epochs, validation, unknown, callbacks, checkpoint_folder(model))
-        found.read = [] if source.told is None else [source.told]
+            found.learner.keep(asked.keep)
+        for doubt in rows.doubts:
+            asked.warn(doubt)
+        name = asked.task or (data.name if data.stem in (NEW, INFER) else data.stem)
+        line, notes = found.learn(source, rows, name, asked, checkpoint_folder(model))
         decimal, day_first = source.usual
         found.usual = decimal or found.usual[0], found.usual[1] if day_first is None else day_first
         if _fingerprint(model) != before:
             raise EvclError(f"{model} was changed by another process meanwhile: nothing is written; learn it again")
         found.save(model)
-        return found
+        return Learned(found, line, [] if source.told is None else [source.told], rows.doubts, [*rows.notes, *notes])
+
+
+def _created(model: Path, data: Path, asked: Learning) -> tuple[Model, Source, Rows]:
+    """A new model for a file, which has learned nothing yet."""
+    source = open_source(data, side=asked.side, dialect=asked.dialect)
+    if asked.target is None and not source.images:
+        raise EvclError(f"there is no model {model} yet: to create one, name its label column with --target")
+    for option, value in {"target": asked.target, "kind": asked.kind}.items():
+        if value is not None and source.images:
+            raise EvclError(f"--{option} is for tables: the class of an image is the name of its folder")
+    try:
+        found, rows = create(source, asked)
+        return found, source, rows
+    except Fraction:
+        if asked.kind is not None or source.images:
+            raise
+    source = open_source(data, dialect=asked.dialect)
+    found, rows = create(source, replace(asked, kind="number"))
+    rows.notes.append(f"{asked.target} has numbers with fractions, so it is learned as a number, not as classes")
+    return found, source, rows
 
 
 def checkpoint_folder(model: Path) -> Path:
     """The folder for checkpoints of the task that a model is learning."""
     real = Path(os.path.realpath(model))
     return real.with_name(f"{real.name}.checkpoint")
-
-
-def _refuse(path: Path, model: Model, target: str | None, new: Mapping[str, Any]) -> None:
-    for name in new:
-        option = {"settings": "set", "categories": "category", "side": "image-side"}.get(name, name)
-        raise EvclError(f"{path} already exists, and --{option} is fixed when a model is created")
-    if target is not None and target != model.target:
-        raise EvclError(f"{path} learns {model.target or 'the folder of an image'!r}, not --target {target}")
 
 
 def export(

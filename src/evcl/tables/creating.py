@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from evcl import targets
@@ -13,48 +13,33 @@ from evcl.learner import Learner
 from evcl.methods import check_targets, known_settings
 from evcl.methods import get as get_method
 from evcl.nn import mlp
+from evcl.tables.asked import Learning
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.model import Model
-from evcl.tables.numeric import LIKELIHOODS, NumberRows, Target, read_numbers
-from evcl.tables.rows import Rows, read_rows
+from evcl.tables.rows import DATES, LIKELIHOODS, Rows, read_rows
 from evcl.tables.source import Source, bad
 from evcl.tables.texts import DATE, meanings, number_of
-from evcl.tables.values import DATES
 
 MANY = 20  # a target of more different numbers may be a number,
 REPEATED = 3  # if each is in fewer rows than this, on average, or if they are no codes
 FIX = "--kind number or --kind count learns it as one, --kind class leaves out this note"
 
 
-def create(
-    source: Source,
-    target: str | None,
-    *,
-    hidden: Sequence[int] = (100,),
-    method: str = "evcl",
-    seed: int = 0,
-    drop: Sequence[str] = (),
-    categories: Sequence[str] = (),
-    missing: Sequence[str] = (),
-    kind: Target | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> tuple[Model, Rows | NumberRows]:
-    """Create a model for files like this one, which has learned nothing yet; also returns the file's labels. `kind`:
-    what the target is; None: classes, with a note or an error if they look like something else.
-    """
-    chosen_kind, kind = kind, kind or "class"
+def create(source: Source, asked: Learning) -> tuple[Model, Rows]:
+    """Create a model for files like this one, which has learned nothing yet; also returns the file's targets."""
+    target, kind, given = asked.target, asked.kind or "class", asked.settings or {}
+    hidden = (100,) if asked.hidden is None else asked.hidden
+    method, categories = asked.method or "evcl", asked.categories or ()
     chosen = get_method(method)  # wrong options raise here, before the file is read
-    resolved = resolve(chosen.name, known_settings(chosen, settings or {}), settings or {})
+    resolved = resolve(chosen.name, known_settings(chosen, given), given)
     check_targets(chosen, resolved, targets.get(LIKELIHOODS[kind]))
-    SEED.check("seed", seed)
+    seed = int(SEED.check("seed", asked.seed or 0))
     mlp(1, hidden)
-    for name in (*drop, *categories):
+    for name in (*asked.drop, *categories):
         if name not in source.shapes:
-            bad(
-                source.path,
-                f"there is no column {name!r} to " + ("leave out" if name in drop else "take as a category"),
-            )
-    names = [name for name in source.shapes if name != target and name not in drop]
+            what = "leave out" if name in asked.drop else "take as a category"
+            bad(source.path, f"there is no column {name!r} to {what}")
+    names = [name for name in source.shapes if name != target and name not in asked.drop]
     if not names:
         bad(source.path, "no column is left to learn from")
     if (numbers := sum(math.prod(source.shapes[name]) for name in names)) > MOST_INPUTS:  # before any row is read
@@ -63,23 +48,19 @@ def create(
     source.expect(dict.fromkeys(categories, "text"))
     source.expect(dict.fromkeys([] if target is None else [target], "text" if kind == "class" else "number"), target)
     fitting = EncoderFitting(source, names, categories)
-    rows: Rows | NumberRows
-    doubts: list[str] = []
+    rows = read_rows(source, target, kind, fitting)
     if kind == "class":
-        rows = read_rows(source, target, fitting)
         if len(rows.names) < 2:
             left_out = f", and {rows.labelled.note}" if rows.labelled.note else ""
             bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}{left_out}")
-        if chosen_kind is None and not source.images:
-            doubts = _doubts(source, str(target), rows)
-    else:
-        rows = read_numbers(source, str(target), fitting, kind == "count")
+        if asked.kind is None and not source.images:
+            rows.doubts = _doubts(source, str(target), rows)
     encoder = fitting.encoder()
+    rows.notes, rows.ends = [*fitting.limited, *fitting.notes], fitting.ends
     about: dict[str, Any] = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
-    learner = Learner(mlp(encoder.inputs, hidden), method, **about, **(settings or {}))
-    made = Model(learner, encoder, None if source.images else target, drop=tuple(drop), missing=tuple(missing))
-    made.notes, made.doubts = [*fitting.limited, *fitting.notes], doubts
-    made.ends, made.kind_given = fitting.ends, chosen_kind is not None
+    learner = Learner(mlp(encoder.inputs, hidden), method, **about, **given)
+    made = Model(learner, encoder, None if source.images else target, drop=tuple(asked.drop))
+    made.missing, made.kind_given = asked.dialect.missing, asked.kind is not None
     return made, rows
 
 
@@ -88,14 +69,14 @@ def _doubts(source: Source, target: str, rows: Rows) -> list[str]:
     names = rows.names
     if 2 * sum(meanings(name) & DATE != 0 for name in names) > len(names):
         bad(source.path, f"column {target!r}", DATES)
-    return like_numbers(target, names, len(rows.codes), source.decimal(target) or ".")
+    return like_numbers(target, names, len(rows.values), source.decimal(target) or ".")
 
 
-def later_doubts(model: Model, source: Source, rows: Rows | NumberRows) -> list[str]:
+def later_doubts(model: Model, source: Source, rows: Rows) -> list[str]:
     """A note if the classes of a model, with those of one more file, look like numbers, unless the user chose them."""
-    if model.target is None or model.kind_given or isinstance(rows, NumberRows):
+    if model.target is None or model.kind_given or model.numeric:
         return []
-    count = sum(line["examples"] + line["held_out"] for line in model.history) + len(rows.codes)
+    count = sum(line["examples"] + line["held_out"] for line in model.history) + len(rows.values)
     fix = "a new model with --kind number or --kind count learns it as one"
     return like_numbers(model.target, {*model.labels, *rows.names}, count, source.decimal(model.target) or ".", fix)
 

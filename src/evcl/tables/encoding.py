@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
-from evcl.tables.outside import Ends
-from evcl.tables.source import Floats, Kind, Piece, Source, Unseen, Values, bad, listed
+from evcl.tables.outside import Ends, TooFar
+from evcl.tables.source import Floats, Kind, Piece, Source, Unknown, Unseen, Values, bad, listed, plural
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
 Inputs = NDArray[np.float32]
@@ -274,6 +274,39 @@ class Encoder:
     def rebuilt(saved: Sequence[Mapping[str, Any]]) -> Encoder:
         """The encoder from its description. Raises EvclError, KeyError or TypeError if the description is invalid."""
         return Encoder([_rebuilt(one) for one in saved])
+
+
+class Encoding:
+    """Encodes the rows of one file, and notes what the user should know of them. With `unknown` "error", a category
+    that the encoder does not know is an error, and so is a number too far from all others; else they are missing.
+    """
+
+    def __init__(
+        self, encoder: Encoder, source: Source, unknown: Unknown, ends: Mapping[str, Ends] | None = None
+    ) -> None:
+        self._encoder, self._source, self._ends = encoder, source, ends
+        self._unseen = None if unknown == "error" else Unseen()
+        self._far = TooFar(source, unknown == "error")
+
+    def __call__(self, piece: Piece) -> Inputs:
+        """The rows of a piece [rows, inputs]."""
+        found = np.empty((piece.rows, self._encoder.inputs), dtype=np.float32)
+        self._encoder.encode(piece, self._source, found, self._unseen, self._ends)
+        return found
+
+    def near(self, inputs: Inputs, piece: Piece) -> Inputs:
+        """The encoded rows without what is too far away; the same array if nothing is."""
+        return self._far.without(inputs, piece, self._encoder.inputs_of)
+
+    @property
+    def notes(self) -> list[str]:
+        unseen = [
+            f"{listed([repr(text) for text in found])} of {name}: not known, and counted as missing in "
+            f"{plural(sum(found.values()), 'row')}"
+            for name, found in ({} if self._unseen is None else self._unseen.texts).items()
+            if found
+        ]
+        return unseen + self._far.notes()
 
 
 def lacking(gone: Sequence[str], new: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from evcl._core.files import described, open_tensors
 from evcl._core.inputs import positions
 from evcl._core.randomness import Purpose, generator
 from evcl._core.tasks import Examples, stratified
-from evcl.callbacks import Callback
 from evcl.learner import Learner, load
 from evcl.learner.saved import reading, write
 from evcl.metrics import expected_calibration_error
-from evcl.tables import numeric
+from evcl.tables.asked import Learning
 from evcl.tables.earlier import (
     MOST_SUMMARIES,
     SUMMARY,
@@ -42,19 +41,19 @@ from evcl.tables.earlier import (
     summarised,
     tensors_of,
 )
-from evcl.tables.encoding import Encoder, lacking
+from evcl.tables.encoding import Encoder, Encoding, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
-from evcl.tables.numeric import UNSCALED, NumberRows, learn_numbers, read_numbers, targets_of
-from evcl.tables.outside import Ends, TooFar
-from evcl.tables.rows import Labelled, Rows, read_rows
-from evcl.tables.source import Kind, Piece, Source, Unknown, Unseen, absent, bad, listed, plural
-from evcl.tables.values import labels_of, same_truth
+from evcl.tables.rows import LIKELIHOODS, Rows, read_rows, same_truth, targets_of
+from evcl.tables.source import Kind, Piece, Source, Target, Unknown, Values, absent, bad, listed
+from evcl.targets.scale import far_outside
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
 NOTE = "evcl.tables"
 BLOCK = 16_384  # bytes; the padded text is a multiple of this
 MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # on the held-out rows
+MEASURED_NUMBERS = ("rmse", "nll", "coverage")
+UNSCALED = "the inputs are not scaled"  # a warning that is not for tables: the encoder scales their inputs
 MOST_HELD = 10_000  # at most this many rows are held out, however large the file
 
 
@@ -70,138 +69,119 @@ class Model:
     now: dict[str, Now] = field(default_factory=dict)  # what each task is at, after the last one
     missing: tuple[str, ...] = ()  # texts and numbers that mean a missing value in every file, beside the usual ones
     usual: tuple[str | None, bool | None] = (None, None)  # how the last files of text were read: see `Dialect`
-    notes: list[str] = field(default_factory=list)  # what the user should know of the last task; not saved
-    read: list[str] = field(default_factory=list)  # how its file was read; not saved
-    doubts: list[str] = field(default_factory=list)  # what to tell the user before its file is learned; not saved
     kind_given: bool = False  # whether the user said what the target is
-    ends: dict[str, Ends] = field(default_factory=dict)  # its columns with numbers far outside the others; not saved
 
     # --- learning --------------------------------------------------------------------------------------------------
 
     @property
     def numeric(self) -> bool:
         """Whether the target is a number or a count, not a class."""
-        return self.learner.likelihood != "categorical"
+        return self.kind != "class"
 
     @property
-    def _counts(self) -> bool:
-        return self.learner.likelihood == "poisson"
+    def kind(self) -> Target:
+        """What the target is."""
+        return {likelihood: kind for kind, likelihood in LIKELIHOODS.items()}.get(self.learner.likelihood, "number")
 
     def learn(
-        self,
-        source: Source,
-        rows: Rows | NumberRows,
-        name: str,
-        head: str | None = None,
-        epochs: int | None = None,
-        validation: float = 0.1,
-        unknown: Unknown = "learn",
-        callbacks: Sequence[Callback] = (),
-        checkpoint: Path | None = None,
-    ) -> dict[str, Any]:
-        """Learn one more task from a file whose labels have been read; returns its entry in the history.
-
-        `head` is an earlier task's name, "new", or None for the head of the last task. `checkpoint`: see
-        `Learner.learn`.
+        self, source: Source, rows: Rows, name: str, asked: Learning, checkpoint: Path | None = None
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Learn one more task from a file whose targets have been read; returns its entry in the history, and what the
+        user should know of it. `checkpoint`: see `Learner.learn`.
         """
         if name in self.learner.tasks:
             raise EvclError(f"{name!r} is already learned: if this is another task, name it with --task")
-        started, earlier = time.perf_counter(), self.learner.tasks
+        started, earlier, head = time.perf_counter(), self.learner.tasks, asked.head
         if head not in (None, "new", *earlier):
             known_heads = f"it has learned {', '.join(earlier[:8])}" if earlier else "this is its first task"
             raise EvclError(f"--head {head}: the model has learned no such task; {known_heads}")
         shared = "new" if head == "new" or not earlier else head or earlier[-1]
-        self.notes += [rows.labelled.note] if rows.labelled.note else []
-        if isinstance(rows, NumberRows):
-            return learn_numbers(self, source, rows, name, shared, epochs, validation, unknown, callbacks, checkpoint)
-        known = () if shared == "new" else self.learner.classes(shared)
         labels = [*self.labels, *sorted(set(rows.names) - set(self.labels))]
         if len(labels) > MOST_CLASSES:
             bad(source.path, f"with it there would be {len(labels):,} classes, but the maximum is {MOST_CLASSES:,}")
-        y = rows.numbers(labels)
-        train, held = self.inputs(source, rows.labelled, y, validation, unknown)
+        y = rows.targets(labels)
+        train, held, notes = self.examples(source, rows, y, asked)
         before: Mapping[str, Any] = {}
-        if held is not None and earlier:
+        if held is not None and earlier and not (self.numeric and shared == "new"):
             before = self._measured(held, earlier[-1] if shared == "new" else shared, source)
-        classes = tuple(sorted({*map(int, known), *y.tolist()}))
+        known = () if shared == "new" or self.numeric else self.learner.classes(shared)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ForgettingWarning)  # its labels are numbers: see `notes`
+            warnings.simplefilter("ignore", ForgettingWarning)  # the notes name its labels,
+            warnings.filterwarnings("ignore", "targets far outside")  # and the place in the file
             warnings.filterwarnings("ignore", UNSCALED)
-            self.learner.learn(train, name, shared, epochs, classes=classes, callbacks=callbacks, checkpoint=checkpoint)
+            classes = None if self.numeric else tuple(sorted({*map(int, known), *y.tolist()}))
+            self.learner.learn(
+                train,
+                name,
+                shared,
+                asked.epochs,
+                classes=classes,
+                callbacks=asked.callbacks,
+                checkpoint=checkpoint,
+            )
         known_before, self.labels = len(self.labels), labels
+        line = {
+            "task": name,
+            "file": source.path.name,
+            "learned": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),  # in UTC
+            "seconds": round(time.perf_counter() - started, 1),
+            "examples": len(train),
+            "held_out": 0 if held is None else len(held),
+            "classes": 0 if self.numeric else len(train.y.unique()),
+            "known_before": known_before,  # number of labels before this task; later ones came with it
+        }
+        if self.numeric:
+            line["rmse_before"] = before.get("rmse")
+            line["deviation"] = float(rows.values.std(correction=0))  # of the targets: what an RMSE is compared with
+        else:
+            line["accuracy_before"] = None if shared == "new" else before.get("accuracy")
+        line |= {} if held is None else self._measured(held, name, source)
+        self.history.append({**line, "unfamiliar": before.get("unfamiliar")})  # of its rows, before it was learned
+        if self.numeric:
+            return self.history[-1], notes + _far_outside(source, rows, str(self.target))
         lacking = [repr(labels[int(code)]) for code in self.learner.lacking]
-        told = self.learner.forgetting(name, lacking, "--keep 200")
-        self.notes += [] if told is None else [told]
-        self.history.append(
-            {
-                "task": name,
-                "file": source.path.name,
-                "learned": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),  # in UTC
-                "seconds": round(time.perf_counter() - started, 1),
-                "examples": len(train),
-                "held_out": 0 if held is None else len(held),
-                "classes": len(train.y.unique()),
-                "known_before": known_before,  # number of labels before this task; later ones came with it
-                "accuracy_before": None if shared == "new" else before.get("accuracy"),
-                **({} if held is None else self._measured(held, name, source)),
-                "unfamiliar": before.get("unfamiliar"),  # of its rows, before it was learned
-            }
-        )
+        forgetting = self.learner.forgetting(name, lacking, "--keep 200")
+        notes += [] if forgetting is None else [forgetting]
         if (summary := summarised(self, train.x, train.y, name)) is not None:
             self.summaries = dict([*self.summaries.items(), (name, summary)][-MOST_SUMMARIES:])
         before_it, self.now = self.now, standing(self)
-        self.notes += advice(self, before_it)
-        return self.history[-1]
+        return self.history[-1], notes + advice(self, before_it)
 
-    def see(self, source: Source, drop: Collection[str] = (), unknown: Unknown = "learn") -> Rows | NumberRows:
-        """Read a later file's labels, and extend the encoder and the network by what is new in its columns."""
-        gone, new = self.check(source, drop, unknown)
+    def see(self, source: Source, drop: Collection[str] = (), unknown: Unknown = "learn") -> Rows:
+        """Read a later file's targets, and extend the encoder and the network by what is new in its columns."""
+        gone, new, notes = self.check(source, drop, unknown)
         if source.images:
-            return read_rows(source, self.target)
+            return read_rows(source, self.target, "class")
         names = [name for name in self.encoder.names if name not in gone and source.shapes[name] == ()]
         new = [name for name in new if source.shapes[name] == ()] if unknown == "learn" else []
         fitting = EncoderFitting(source, [*names, *new], known=self.encoder)
-        rows: Rows | NumberRows
-        if self.numeric:
-            rows = read_numbers(source, str(self.target), fitting, self._counts)
-        else:
-            rows = read_rows(source, self.target, fitting, self.labels)
+        rows = read_rows(source, self.target, self.kind, fitting, self.labels)
         if unknown == "learn":
-            self._extend(fitting)
+            notes += self._extend(fitting)
+            rows.ends = fitting.ends
         else:
             self.encoder = fitting.unextended()
+        rows.notes = notes
         return rows
 
-    def _extend(self, fitting: EncoderFitting) -> None:
+    def _extend(self, fitting: EncoderFitting) -> list[str]:
         """Extend the encoder, and give the network as many inputs. Predictions for earlier rows stay."""
         encoder = fitting.encoder()
-        self.ends = fitting.ends
-        self.notes += fitting.limited
         if more := encoder.inputs - self.encoder.inputs:
             try:
                 self.learner = self.learner.with_inputs(more)
             except EvclError as error:
-                self.notes.append(f"what is new counts as missing: {error}")
-                return
+                return [*fitting.limited, f"what is new counts as missing: {error}"]
         self.encoder = encoder
-        self.notes += fitting.notes
+        return [*fitting.limited, *fitting.notes]
 
-    def _unseen(self, unseen: Unseen) -> list[str]:
-        """What a user should know of categories that counted as missing."""
-        return [
-            f"{listed([repr(text) for text in found])} of {name}: not known, and counted as missing in "
-            f"{plural(sum(found.values()), 'row')}"
-            for name, found in unseen.texts.items()
-            if found
-        ]
-
-    def inputs(
-        self, source: Source, labelled: Labelled, y: Tensor, validation: float, unknown: Unknown = "learn"
-    ) -> tuple[Examples, Examples | None]:
-        """The file's training and held-out examples, each written directly to its part: nothing is in memory twice. `y`
-        has the targets of the rows that are `labelled`.
+    def examples(
+        self, source: Source, rows: Rows, y: Tensor, asked: Learning
+    ) -> tuple[Examples, Examples | None, list[str]]:
+        """The file's training and held-out examples, each written directly to its part: nothing is in memory twice; and
+        what the user should know of them. `y` has the targets of the rows.
         """
-        count = min(round(validation * len(y)), MOST_HELD, len(y) - 1)
+        count = min(round(asked.validation * len(y)), MOST_HELD, len(y) - 1)
         held = torch.zeros(len(y), dtype=torch.bool)
         if count > 0:
             drawn = generator(self.learner.seed, Purpose.VALIDATION, len(self.learner.tasks))
@@ -209,78 +189,75 @@ class Model:
             held[torch.randperm(len(y), generator=drawn)[:count] if numeric else stratified(y, count, drawn)[1]] = True
         parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]
         done, start = [0, 0], 0
-        unseen, beyond = None if unknown == "error" else Unseen(), TooFar(source, unknown == "error")
-        for piece in labelled.pieces(source, [name for name in self.encoder.names if name in source.shapes]):
-            encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
-            self.encoder.encode(piece, source, encoded, unseen, self.ends)
-            encoded = beyond.without(encoded, piece, self.encoder.inputs_of)
+        encoding = Encoding(self.encoder, source, asked.unknown, rows.ends)
+        for piece in rows.labelled.pieces(source, [name for name in self.encoder.names if name in source.shapes]):
+            encoded = encoding.near(encoding(piece), piece)
             mine = held[start : start + piece.rows]
-            for i, rows in enumerate((~mine, mine)):
-                taken = torch.from_numpy(encoded)[rows]
+            for i, own in enumerate((~mine, mine)):
+                taken = torch.from_numpy(encoded)[own]
                 parts[i][done[i] : done[i] + len(taken)] = taken
                 done[i] += len(taken)
             start += piece.rows
-        self.notes += [] if unseen is None else self._unseen(unseen)
-        self.notes += beyond.notes()
-        train = Examples(parts[0], y[~held])
-        return train, Examples(parts[1], y[held]) if count > 0 else None
+        notes = [rows.labelled.note] if rows.labelled.note else []
+        train, tested = Examples(parts[0], y[~held]), Examples(parts[1], y[held]) if count > 0 else None
+        return train, tested, notes + encoding.notes
 
     def _measured(self, held: Examples, task: str, source: Source) -> dict[str, Any]:
-        """The mean accuracy, NLL, entropy and epistemic uncertainty of a task's head on examples; the last three are in
-        nats. And how unfamiliar the examples are: the median, None if that is unknown.
+        """How good a task's head is on examples: of classes, the mean accuracy, NLL, entropy and epistemic uncertainty,
+        the last three in nats; of numbers, RMSE, NLL and the coverage of 95% intervals. And how unfamiliar the examples
+        are: the median, None if that is unknown.
         """
         try:
             found = self.learner.predictions(held.x, task)
+            measured = self.learner.measure((held.x, held.y), task)._asdict() if self.numeric else {}
         except BadExample as error:
             bad(source.path, "a row that was held out", error.what)
-        columns = positions(held.y.tolist(), self.learner.classes(task), unknown=-1)
-        p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
-        nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
-        means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
-        measured = {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
-        p_known = np.concatenate([found.probabilities.double().numpy(), np.zeros((len(columns), 1))], 1)
         far = None if found.unfamiliar is None else float(found.unfamiliar.median())
-        return {**measured, "ece": expected_calibration_error(p_known, columns.numpy()), "unfamiliar": far}
+        if not self.numeric:
+            columns = positions(held.y.tolist(), self.learner.classes(task), unknown=-1)
+            p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
+            nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
+            means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
+            measured = {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
+            p_known = np.concatenate([found.probabilities.double().numpy(), np.zeros((len(columns), 1))], 1)
+            measured["ece"] = expected_calibration_error(p_known, columns.numpy())
+        return {**measured, "unfamiliar": far}
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
     def predict(
-        self, source: Source, task: str | None = None, unknown: Unknown = "missing", beside: Collection[str] = ()
-    ) -> Iterator[tuple[Any, Sequence[Any], Piece]]:
-        """Yield, piece by piece, the predictions, the labels in the file (None if missing; of numbers, NaN), and the
-        piece itself, which also has the columns `beside`.
+        self, source: Source, encoding: Encoding, task: str | None = None, beside: Collection[str] = ()
+    ) -> Iterator[tuple[Any, Values, Piece]]:
+        """Yield, piece by piece, the predictions, the targets in the file (see `targets_of`; None if it has none), and
+        the piece itself, which also has the columns `beside`.
         """
-        own = FOLDER if source.images else self.target
+        own = FOLDER if source.images else str(self.target)
         there = source.images or own in source.shapes
         names = [name for name in self.encoder.names if name in source.shapes]
-        names += [own] if there and own is not None else []
-        rows, unseen, beyond = 0, None if unknown == "error" else Unseen(), TooFar(source, unknown == "error")
-        for piece in source.pieces({*names, *beside}):
-            encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
-            self.encoder.encode(piece, source, encoded, unseen)
+        rows = 0
+        for piece in source.pieces({*names, *([own] if there else []), *beside}):
+            encoded = encoding(piece)
             try:
                 found = self.learner.predictions(encoded, task)
-                if (near := beyond.without(encoded, piece, self.encoder.inputs_of)) is not encoded:
+                if (near := encoding.near(encoded, piece)) is not encoded:
                     found = self.learner.predictions(near, task)._replace(unfamiliar=found.unfamiliar)
             except BadExample as error:
                 bad(source.path, piece.place(error.row), error.what)
-            given: Sequence[Any] = [None] * piece.rows
-            if there and self.numeric:
-                given = targets_of(source, piece, str(own), False)
-            elif there:
-                given = labels_of(source, piece, str(own))
+            given: Values = np.full(piece.rows, None)
+            if there:
+                given = targets_of(source, piece, own, "number" if self.numeric else "class")
+            if there and not self.numeric:
                 same = same_truth([label for label in set(given) if label is not None], self.labels)
-                given = [same.get(str(label), label) for label in given] if same else given
+                given[:] = [same.get(label, label) for label in given]
             yield found, given, piece
             rows += piece.rows
         if not rows:
             bad(source.path, "it holds no rows")
-        self.notes += [] if unseen is None else self._unseen(unseen)
-        self.notes += beyond.notes()
 
-    def check(self, source: Source, drop: Collection[str], unknown: Unknown) -> tuple[list[str], list[str]]:
-        """The columns that a file lacks, and those that are new: errors if `unknown` is "error". It may also have the
-        target and dropped columns. From here on, its columns are read as what the model has learned them as.
+    def check(self, source: Source, drop: Collection[str], unknown: Unknown) -> tuple[list[str], list[str], list[str]]:
+        """The columns that a file lacks, those that are new, and what the user should know of both: errors if `unknown`
+        is "error". It may also have the target and dropped columns. From here on, its columns are read as what the
+        model has learned them as.
         """
         if source.images != (self.target is None):
             wanted, came = ("images", "a table") if self.target is None else ("tables", "a folder of images")
@@ -296,13 +273,12 @@ class Model:
         if unknown == "error" and new:
             names = listed([repr(name) for name in new])
             bad(source.path, f"the model does not know column {names}; --unknown learn learns it, --drop leaves it out")
-        if gone:
-            self.notes += absent(gone, new)
+        notes = absent(gone, new) if gone else []
         if arrays := [name for name in new if source.shapes[name]]:
-            self.notes.append(f"column {listed(arrays)} is not used: arrays that come later are not learned")
+            notes.append(f"column {listed(arrays)} is not used: arrays that come later are not learned")
         if new and unknown == "missing":
-            self.notes.append(f"column {listed(new)} is not used: the model has not learned it")
-        return gone, new
+            notes.append(f"column {listed(new)} is not used: the model has not learned it")
+        return gone, new, notes
 
     # --- the file --------------------------------------------------------------------------------------------------
 
@@ -327,6 +303,21 @@ class Model:
         size = len(json.dumps(text)) + len(json.dumps(json.dumps(described[0])))
         own = tensors_of(self.summaries, self.learner.tasks)
         write(path, (described[0], {**described[1], **own}), {NOTE: text + " " * (-size % BLOCK)})
+
+
+def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
+    """What to say of targets that are far outside the others, if there are any."""
+    far = far_outside(rows.values.unsqueeze(1)).flatten().nonzero().flatten().tolist()
+    if not far:
+        return []
+    left = far[0]
+    for piece in rows.labelled.pieces(source, [target]):
+        if left < piece.rows:
+            break
+        left -= piece.rows
+    counted = "1 row has a target" if len(far) == 1 else f"{len(far):,} rows have targets"
+    first = f"{piece.place(left)} has {float(rows.values[far[0]]):g}"
+    return [f"{counted} far outside the others, learned as the largest or smallest of these: {first}"]
 
 
 def is_table(path: Path) -> bool:
@@ -362,7 +353,7 @@ def load_model(path: Path) -> Model:
         texts = [*labels, *drop, *missing, *([] if target is None else [target])]
         for line in history:
             texts += [line["task"], line["learned"]]
-            own_measures = numeric.MEASURED if model.numeric else MEASURED
+            own_measures = MEASURED_NUMBERS if model.numeric else MEASURED
             needed = ("examples", *(own_measures if line["held_out"] else ()))
             _check_numbers(line, needed, ("ece", "seconds", "deviation"))
         codes = [int(code) for task in learner.tasks for code in learner.classes(task)]

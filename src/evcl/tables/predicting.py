@@ -13,12 +13,12 @@ import numpy as np
 from evcl._core.errors import EvclError
 from evcl._core.files import write_atomically
 from evcl.learner import INFER, Numbers, Predictions
+from evcl.tables.asked import Predicting
 from evcl.tables.commands import open_source
-from evcl.tables.encoding import Number
+from evcl.tables.encoding import Encoding, Number
 from evcl.tables.model import Model, load_model
-from evcl.tables.numeric import number_columns
 from evcl.tables.output_file import STANDARD, Column, check_ending, writing
-from evcl.tables.source import Dialect, Source, Unknown, bad, plural
+from evcl.tables.source import Floats, Source, Values, bad, plural
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Predicted:
     read: list[str] = field(default_factory=list)  # how the file was read
     notes: list[str] = field(default_factory=list)  # what the user should know of it
 
-    def add(self, found: Predictions, labels: Sequence[Any], given: Sequence[str | None]) -> None:
+    def add(self, found: Predictions, labels: Sequence[Any], given: Values) -> None:
         """Count some rows. The means are sums until `end`."""
         self.rows += len(given)
         self.labelled += sum(label is not None for label in given)
@@ -48,7 +48,7 @@ class Predicted:
         if self.unfamiliar is not None and found.unfamiliar is not None:
             self.unfamiliar += float(found.unfamiliar.sum(dtype=float))
 
-    def add_numbers(self, found: Numbers, given: Sequence[Any], deviation: float) -> None:
+    def add_numbers(self, found: Numbers, given: Values, deviation: float) -> None:
         """Count some rows of numbers. NaN and None are missing. `deviation`: of the target, as it was learned."""
         true = np.asarray(given, dtype=float)
         there = ~np.isnan(true)
@@ -70,30 +70,22 @@ class Predicted:
         self.unfamiliar = None if self.unfamiliar is None else self.unfamiliar / self.rows
 
 
-def predict(
-    model: Path,
-    data: Path,
-    out: Path,
-    *,
-    task: str | None = None,
-    drop: Sequence[str] = (),
-    unknown: Unknown = "missing",
-    dialect: Dialect | None = None,
-    keys: Sequence[str] | None = None,
-    device: str = "cpu",
-    keep_formulas: bool = False,
-) -> Predicted:
+def predict(model: Path, data: Path, out: Path, **options: Any) -> Predicted:
+    """`predict_file` with the fields of `Predicting` as keywords."""
+    return predict_file(model, data, out, Predicting(**options))
+
+
+def predict_file(model: Path, data: Path, out: Path, asked: Predicting) -> Predicted:
     """Predict every row of a file, piece by piece, and write a CSV or Parquet file. `out` - is standard output.
 
-    The file's own columns come first, in its order; those that hold arrays are left out. `keys` chooses some of them;
-    an empty list leaves out all of them. A text that a spreadsheet would take for a formula gets a quote before it in a
-    CSV file, unless `keep_formulas`.
+    The file's own columns come first, in its order; those that hold arrays are left out. A text that a spreadsheet
+    would take for a formula gets a quote before it in a CSV file.
     """
     check_ending(out)
     found = load_model(model)
-    found.learner.to(device)
-    source = open_source(data, found, dialect=dialect)
-    found.check(source, drop, unknown)
+    found.learner.to(asked.device)
+    source, task = open_source(data, found, dialect=asked.dialect), asked.task
+    *_, notes = found.check(source, asked.drop, asked.unknown)
     known = {*found.encoder.names, found.target}
     source.expect({name: "text" for name in source.shapes if name not in known})  # these are written as they are
     learner, total = found.learner, Predicted()
@@ -105,15 +97,16 @@ def predict(
     for other in (model, data):
         if out != STANDARD and other.exists() and out.exists() and out.samefile(other):
             raise EvclError(f"--out {out} would overwrite a file that is read")
-    beside = _beside(found, source, keys)
+    beside = _beside(found, source, asked.keys)
     read = {*found.encoder.names, *([found.target] if found.numeric else [])}
     source.expect({name: "text" for name in beside if name not in read})  # 007 stays 007
     deviation = max(float(line.get("deviation", math.inf)) for line in found.history)
     numeric = {column.name for column in found.encoder.columns if isinstance(column, Number)}
+    encoding = Encoding(found.encoder, source, asked.unknown)
 
     def write(into: Path) -> None:
-        with writing(out, into, keep_formulas) as writer:
-            for predictions, given, piece in found.predict(source, task, unknown, beside):
+        with writing(out, into, asked.keep_formulas) as writer:
+            for predictions, given, piece in found.predict(source, encoding, task, beside):
                 ours = prediction_columns(found, predictions, task)
                 if twice := [name for name in beside if name in ours]:
                     fix = "--key chooses columns, --only-predictions leaves all out"
@@ -131,7 +124,7 @@ def predict(
     else:
         write_atomically(out, write)
     total.end()
-    total.read, total.notes = [] if source.told is None else [source.told], found.notes
+    total.read, total.notes = [] if source.told is None else [source.told], notes + encoding.notes
     if total.lost:
         rows = f"{total.lost:,} of {plural(total.rows, 'row')} {'is' if total.lost == 1 else 'are'}"
         what = f"such predictions mean little (epistemic above {deviation:.4g}, the deviation of {found.target})"
@@ -142,7 +135,7 @@ def predict(
 def prediction_columns(model: Model, found: Any, task: str) -> Mapping[str, Column]:
     """The columns of a prediction, for some rows. What they are depends on what the model predicts."""
     if model.numeric:
-        return number_columns(found)
+        return _number_columns(found)
     labels = [model.labels[code] for code in found.labels.tolist()]
     classes = [model.labels[int(code)] for code in model.learner.classes(task)]
     columns = {"prediction": Column(np.array(labels, dtype=object))}
@@ -154,6 +147,25 @@ def prediction_columns(model: Model, found: Any, task: str) -> Mapping[str, Colu
     if task == INFER:
         columns["task"] = Column(found.tasks.astype(object))
     return columns
+
+
+def _number_columns(found: Numbers) -> dict[str, Column]:
+    """The columns of predictions of numbers or counts."""
+    low, high = found.interval(0.95)
+    columns = {"prediction": found.mean, "std": found.std, "low_95": low, "high_95": high, "epistemic": found.epistemic}
+    written = {name: Column(_rounded(np.asarray(values, dtype=float), found.std)) for name, values in columns.items()}
+    if found.unfamiliar is not None:
+        written["unfamiliar"] = Column(found.unfamiliar, 3)
+    return written
+
+
+def _rounded(values: Floats, std: Any) -> Floats:
+    """Numbers with 7 significant digits, and at least 3 of those that their standard deviations have."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        more = np.ceil(np.log10(np.abs(values) / np.asarray(std, dtype=float))) + 3
+    digits = np.clip(np.nan_to_num(more, nan=7, posinf=7, neginf=7), 7, 17).astype(int)
+    pairs = zip(values.tolist(), digits.tolist(), strict=True)
+    return np.array([float(f"{value:.{count}g}") for value, count in pairs])
 
 
 def _beside(model: Model, source: Source, keys: Sequence[str] | None) -> list[str]:

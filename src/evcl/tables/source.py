@@ -26,6 +26,7 @@ Values = NDArray[Any]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Kind = Literal["number", "date", "text"]  # what a column holds
+Target = Literal["class", "number", "count"]  # what a target is
 Unknown = Literal["learn", "missing", "error"]  # what becomes of columns and categories that a model does not know
 
 

@@ -1,4 +1,4 @@
-"""The values of a column: as numbers, dates, categories or labels; an error names the row."""
+"""The values of a column: as numbers, dates or texts; an error names the row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,14 +13,7 @@ import numpy as np
 
 from evcl._core.errors import EvclError
 from evcl.tables.outside import Ends
-from evcl.tables.source import INEXACT, WHOLE, Floats, Piece, Source, Values, as_number, bad
-from evcl.tables.texts import number_of
-
-TRUTH = {"true": True, "1": True, "false": False, "0": False}
-DATES = (
-    "the target holds dates, which cannot be predicted: choose another --target, or replace the dates by numbers, such "
-    "as days; in a file of text, --kind class takes each date as a class"
-)
+from evcl.tables.source import INEXACT, WHOLE, Floats, Piece, Values, as_number, bad
 
 
 @dataclass(frozen=True)
@@ -109,35 +101,3 @@ def spelt(text: str, known: Collection[str]) -> str:
         return text
     forms = (str(int(number)), f"{int(number)}.0")
     return next((form for form in forms if form in known), text)
-
-
-def same_truth(labels: Sequence[str], known: Sequence[str]) -> dict[str, str]:
-    """Where all labels so far are truth values (those of the first file, if none are known), maps each spelling of one
-    among `labels` to the known one: true, TRUE and 1 are the class True.
-    """
-    so_far = known or labels
-    if not all(label.lower() in TRUTH for label in so_far):
-        return {}
-    first = {TRUTH[label.lower()]: label for label in reversed(so_far)}
-    return {label: first.get(TRUTH[label.lower()], label) for label in labels if label.lower() in TRUTH}
-
-
-def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]:
-    """A piece's labels as text. 1.0 is class 1, however a file spells it; a number with a fraction is an error."""
-    where = Where(source.path, piece, column)
-    if piece.columns[column].dtype.kind == "M":
-        bad(source.path, f"column {column!r}", DATES)
-    found = list(as_text(piece.columns[column], where))
-    decimal = source.decimal(column)
-    for row, label in enumerate(found if source.untyped else ()):
-        if label is None or (decimal or ".") not in label:
-            continue
-        plain = as_number(label)
-        number = plain if decimal is None else number_of(label, decimal)  # $1,234.50 among numbers is one, too
-        if number is None or math.isinf(number):
-            continue
-        exact = Decimal(label) if plain is not None and abs(number) >= WHOLE else number
-        if exact != int(exact):
-            raise Fraction(source.path, piece.place(row), column, str(label))
-        found[row] = str(int(exact))
-    return found
