@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ import torch
 import evcl
 from evcl import EvclError
 from evcl._core.density import density as density_of
+from evcl._core.density import of_sites
 from evcl.learner import rebuilt
-from evcl.learner.product import Counted, Diagonal, density, product, statistics
-from evcl.methods.class_statistics import Statistics, square, triangle
+from evcl.methods import KL, Fit, Learned, Method, per_head, per_weight, register
+from evcl.methods.class_statistics import TEMPERATURES, Statistics, square, triangle
+from evcl.methods.merging import Moved
+from evcl.posterior import Gaussian
 
 
 @pytest.fixture(autouse=True)
@@ -59,13 +63,14 @@ def test_the_product_is_exact_for_linear_regression():
     def posterior(*some):
         precision = np.full(5, 2.0) + sum((x**2).sum(0) for x, _ in some) / noise**2
         mean = sum(x.T @ y for x, y in some) / noise**2 / precision
-        return Diagonal(torch.arange(5), torch.from_numpy(mean), torch.from_numpy(precision))
+        return Gaussian(torch.from_numpy(mean)[None], -0.5 * torch.from_numpy(precision)[None].log())
 
     base, *sites = parts
-    found = product(posterior(base), [posterior(base, site) for site in sites])
-    wanted = posterior(base, *sites)
+    found, wanted = posterior(base), posterior(base, *sites)
+    for site in sites:
+        found = found.plus(posterior(base, site).since(posterior(base)))
     torch.testing.assert_close(found.mean, wanted.mean)
-    torch.testing.assert_close(found.precision, wanted.precision)
+    torch.testing.assert_close(found.log_std, wanted.log_std)
 
 
 def test_statistics_of_classes_are_those_of_all_rows(generator):
@@ -80,12 +85,16 @@ def test_statistics_of_classes_are_those_of_all_rows(generator):
             own = f[some & (y == c)]
             classes[0, c] = torch.cat([torch.tensor([float(len(own))]), own.mean(0)])
             scatter += (own - own.mean(0)).T @ (own - own.mean(0))
-        common = {"scatter": triangle(scatter)[None], "squares": (f[some] ** 2).sum(0)[None], "nll": torch.zeros(1, 3)}
+        common = {
+            "scatter": triangle(scatter)[None],
+            "squares": (f[some] ** 2).sum(0)[None],
+            "nll": torch.zeros(1, len(TEMPERATURES)),
+        }
         return Statistics({0: classes}, {**common, "centre": torch.zeros(1, 4), "scale": torch.ones(1, 1)})
 
-    same = {0: (0, torch.arange(4))}
-    base, *sites = (Counted(counted(some), same) for some in parts)
-    found, wanted = statistics(base, sites, {0: 4}), counted(torch.ones(90, dtype=torch.bool))
+    base, *sites = map(counted, parts)
+    same = Moved("same", torch.arange(1), 1, {0: (0, torch.arange(4))}, {0: 4})
+    found, wanted = base.merged(sites, [same] * 3), counted(torch.ones(90, dtype=torch.bool))
     torch.testing.assert_close(found.classes[0], wanted.classes[0])
     torch.testing.assert_close(square(found.common["scatter"][0]), square(wanted.common["scatter"][0]))
     torch.testing.assert_close(found.common["squares"], wanted.common["squares"])
@@ -95,7 +104,7 @@ def test_the_density_is_that_of_all_rows(generator):
     x = torch.randn(90, 3, generator=generator, dtype=torch.float64) @ torch.randn(3, 3, generator=generator).double()
     parts = [x[:30], x[:60], torch.cat([x[:30], x[60:]])]
     base, *sites = (density_of(some, torch.full((len(some),), 0.2), 3) for some in parts)
-    found, wanted = density(base, sites), density_of(x, torch.full((90,), 0.2), 3)
+    found, wanted = of_sites(base, sites), density_of(x, torch.full((90,), 0.2), 3)
     for name in ("about", "mean", "variance", "low", "high"):
         torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
     torch.testing.assert_close(found.rows.T @ found.rows, wanted.rows.T @ wanted.rows, rtol=1e-4, atol=1e-5)
@@ -211,3 +220,46 @@ def test_what_cannot_be_merged_is_refused_in_one_line():
         with pytest.raises(EvclError, match=message) as told:
             evcl.merge(first, some)
         assert "\n" not in str(told.value)
+
+
+@dataclass(frozen=True)
+class Counted:
+    prior: Gaussian = per_weight(Gaussian, "prior", merge="posterior")
+    steps: torch.Tensor = per_weight(merge="sum")  # how often each weight was trained
+    largest: torch.Tensor = per_weight(merge="max")
+    rows: dict[int, torch.Tensor] = per_head(merge="sum")
+
+
+@dataclass(frozen=True)
+class Silent(Counted):
+    again: torch.Tensor = per_weight()
+
+
+def own_method(memory):
+    def learn(before, round_, s):
+        fitted = yield Fit(round_.tasks, terms=[KL(before.prior, 1 / round_.n)])
+        steps, (task,) = before.steps + fitted.used, round_.tasks
+        rows = {**before.rows, task.head: before.rows.get(task.head, torch.zeros(1, 1)) + task.n}
+        largest = torch.maximum(before.largest, fitted.q.mean.abs())
+        return Learned(fitted.q, replace(before, prior=fitted.q, steps=steps, largest=largest, rows=rows))
+
+    return register(Method(f"merges-{memory.__name__}", "an example", True, learn, memory), overwrite=True)
+
+
+def test_a_memory_of_one_s_own_merges_as_its_fields_declare():
+    base = started(method=own_method(Counted))
+    sites = [after(base, 1, (0, 1)), after(base, 2, (1, 2))]
+    merged = evcl.merge(base, sites)
+    memory, parts = merged.parts.run.memory, [one.parts.run.memory for one in (base, *sites)]
+    assert torch.equal(memory.steps, torch.full_like(memory.steps, 3))  # once at the base, once at each site
+    assert torch.equal(memory.largest, torch.stack([one.largest for one in parts]).amax(0))
+    assert float(memory.rows[0]) == 60 + 2 * 150
+    assert torch.equal(memory.prior.mean[0, :36].view(12, 3), merged.posterior["1.weight"].mean)
+
+
+def test_a_memory_that_does_not_say_how_it_merges_is_refused():
+    base = started(method=own_method(Silent))
+    message = "the base: merges-Silent with its settings cannot be merged: its memory's field 'again' does not declare"
+    with pytest.raises(EvclError, match=message) as told:
+        evcl.merge(base, [after(base, 1, (0, 1)), after(base, 2, (1, 2))])
+    assert "\n" not in str(told.value)

@@ -10,7 +10,7 @@ of their parts, so another task's summary can be merged in without making it lar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -30,6 +30,7 @@ LEAST_SHRINK = 1e-3  # minimum fraction of a column's variance that other column
 # lower limit: LEAST_DOUBT, or FULLY_DOUBTED / n for n rows if that is smaller.
 LEAST_DOUBT = 0.06
 FULLY_DOUBTED = 60
+MOST_COLUMNS = 1000  # with more, the summary of sites counts shared rows twice
 CONSTANT = 1e-7  # a column is constant if its standard deviation is at most this fraction of its mean
 
 
@@ -220,3 +221,28 @@ def _directions(rows: Tensor, std: Tensor, most: int) -> Tensor:
         found = torch.linalg.eigh(rows @ rows.T)[1].T @ rows
     kept: Tensor = found.flip(0)[:most] * scale
     return kept.float()
+
+
+def of_sites(base: Density, sites: Sequence[Density]) -> Density:
+    """The summary of all rows, if each of the sites has learned on from the base: what they share counts once."""
+    columns = len(base.mean)
+    if columns > MOST_COLUMNS:
+        found = sites[0]
+        for one in sites[1:]:
+            found = found.merged(one, max(len(each.rows) for each in sites))
+        count = base.about[0] + sum(one.about[0] - base.about[0] for one in sites)
+        about = torch.stack([count, found.about[1]])
+        return Density(about, found.mean, found.variance, found.rows, *ranges((base, *sites)))
+
+    def total(of: Callable[[Density], Tensor]) -> Tensor:
+        first, *parts = (one.about[0] * of(one) for one in (base, *sites))
+        return first + sum((one - first for one in parts), torch.zeros_like(first))
+
+    count = total(lambda one: torch.ones_like(one.about[0]))
+    mean = total(lambda one: one.mean) / count
+    variance = (total(lambda one: one.variance + one.mean**2) / count - mean**2).clamp_min(0)
+    rows = total(lambda one: one.rows.double().T @ one.rows.double() + torch.outer(one.mean, one.mean)) / count
+    values, vectors = torch.linalg.eigh(rows - torch.outer(mean, mean))
+    directions = (vectors.T * values.clamp_min(0).sqrt()[:, None]).flip(0)[: min(columns, DIRECTIONS)]
+    doubt = (total(lambda one: one.about[1]) / count).clamp_min(0)
+    return Density(torch.stack([count, doubt]), mean, variance, directions.float(), *ranges((base, *sites)))

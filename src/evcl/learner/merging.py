@@ -9,19 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evcl._core.density import of_sites
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
 from evcl.learner import card
 from evcl.learner.describing import DENSITY
 from evcl.learner.learner import Learner
 from evcl.learner.loading import rebuilt
-from evcl.learner.product import Counted, Diagonal, density, product, statistics, summed
-from evcl.methods.class_statistics import Statistics
-from evcl.methods.vcl import TRUNK
-from evcl.nn import Layout, head_names
+from evcl.methods import packing
+from evcl.methods.memory import TRUNK, keeps_examples
+from evcl.methods.merging import Moved, by_key, merged, undeclared
+from evcl.nn import Gaussian, Layout, head_names
+from evcl.posterior import Evidence
 from evcl.training.session import Group
 
-FIELDS = ("prior", "importance", "used", "rows", "beta", "factors", "classes")  # of memories that can be merged
 SAME = {  # what the description of every site must share with the base's
     "method": "another method",
     "settings": "other settings",
@@ -42,9 +43,9 @@ def merge(base: Learner, sites: Sequence[Learner], names: Sequence[str] | None =
     added; if several sites have learned a class that is new, each keeps its own softmax for it, and predictions mix
     them by the likelihood of the input. `names` of the sites distinguish tasks of the same name.
 
-    It is possible for evcl and vcl without kept rows or coresets, whose posteriors have a variance for each weight. The
-    product is exact if the posteriors are: for a network they are approximations, best near the base, so the base
-    should have learned the task already from a few rows.
+    It is possible for posteriors with a variance for each weight, if the method's memory declares how it merges: those
+    of evcl and vcl do, without kept rows or coresets. The product is exact if the posteriors are: for a network they
+    are approximations, best near the base, so the base should have learned the task already from a few rows.
     """
     names = [f"site {i + 1}" for i in range(len(sites))] if names is None else list(names)
     if len(sites) < 2 or len(names) != len(sites) or len(set(names)) != len(names):
@@ -65,7 +66,7 @@ def merge(base: Learner, sites: Sequence[Learner], names: Sequence[str] | None =
 def _refuse_shared_rows(one: _Part, other: _Part, base: _Part) -> None:
     """Raise if both sites have learned a task that the base lacks: the same posterior once was the end of both."""
     known, own, theirs = (
-        {record["posterior"]: record["task"] for record in part.learner.parts.records if "posterior" in record}
+        {record["posterior"]: record["task"] for record in part.records if "posterior" in record}
         for part in (base, one, other)
     )
     shared = [task for posterior, task in own.items() if posterior in theirs and posterior not in known]
@@ -78,35 +79,31 @@ class _Part:
     """The base or a site."""
 
     def __init__(self, name: str, learner: Learner) -> None:
-        self.name, self.learner, self.session = name, learner, learner.parts.session
+        self.name, self.session, self.records = name, learner.parts.session, learner.parts.records
         self.description, self.tensors = learner.described()
-        self.layout: Layout = learner.parts.run.network.layout
-        self.memory = learner.parts.run.memory
+        run = learner.parts.run
+        self.network, self.memory, self.settings, self.rounds = run.network, run.memory, run.settings, run.rounds
+        self.layout: Layout = run.network.layout
+        self.keeps = bool(learner.kept)
 
     def check(self, base: _Part) -> None:
         """Raise if it cannot be merged, or does not continue the base."""
         own, theirs = self.description, base.description
-        q, told = self.learner.parts.run.network.posterior, own["memory"][0].get("fields", {})
         if own.get("likelihood", "categorical") != "categorical":
             raise EvclError(f"{self.name} predicts numbers, or several labels: only classifiers can be merged")
-        if self.learner.kept or "inner" in told or "kept" in told:
+        if self.keeps or keeps_examples(type(self.memory)):
             raise EvclError(f"{self.name} keeps rows, which would leave their site: merge models that keep none")
-        if (
-            q.log_std is None
-            or self.learner.parts.run.network.film is not None
-            or not set(told) <= set(FIELDS)
-            or getattr(self.memory, "factors", None)
-        ):
-            what = "a variance per weight, and no other memory of tasks: evcl and vcl"
+        if self.network.posterior.log_std is None or self.network.film is not None:
+            what = "a variance per weight, and no FiLM rows: evcl and vcl"
             raise EvclError(f"{self.name}: {own['method']} with its settings cannot be merged; that needs {what}")
+        if (field := undeclared(self.memory)) is not None:
+            what = f"its memory's field {field!r} does not declare how, per_weight(merge=...)"
+            raise EvclError(f"{self.name}: {own['method']} with its settings cannot be merged: {what}")
         for key, what in SAME.items():
             if own.get(key) != theirs.get(key):
                 raise EvclError(f"{self.name} has {what} than the base: let every site start from the base's file")
-        records = base.learner.parts.records
-        if (
-            own["tasks"][: len(theirs["tasks"])] != theirs["tasks"]
-            or self.learner.parts.records[: len(records)] != records
-        ):
+        records = base.records
+        if own["tasks"][: len(theirs["tasks"])] != theirs["tasks"] or self.records[: len(records)] != records:
             raise EvclError(f"{self.name} does not continue the base: its first tasks are others")
         if self is not base and len(own["tasks"]) == len(theirs["tasks"]):
             raise EvclError(f"{self.name} has learned nothing since the base")
@@ -119,15 +116,15 @@ class _Part:
         return list(self.session.tasks)[len(base.session.tasks) :]
 
     def per_weight(self, values: Mapping[int, Tensor]) -> Tensor:
-        """[P]: for each weight, the value of its head, or of the trunk; 1 if it has none."""
-        found = torch.ones(self.layout.size, dtype=torch.float64)
+        """[1, P]: for each weight, the value of its head, or of the trunk; 1 if it has none."""
+        found = torch.ones(1, self.layout.size, dtype=torch.float64)
         heads = {
             name: g.number for gs in self.session.groups.values() for g in gs for name in head_names(g.number).values()
         }
         for name, span in self.layout.spans.items():
             k = heads.get(name, TRUNK)
             if k in values:
-                found[span] = float(values[k][0, 0])
+                found[:, span] = values[k].double()
         return found
 
 
@@ -220,46 +217,29 @@ def _add_groups(plan: _Plan, part: _Part, i: int, known: int, base: Mapping[str,
 def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and tensors of the merged learner: see `Learner.described`."""
     base = parts[0]
-    trunk = {name: base.layout.shapes[name] for name in base.learner.parts.run.network.trunk_names}
+    trunk = {name: base.layout.shapes[name] for name in base.network.trunk_names}
     heads: dict[str, tuple[int, ...]] = {}
     for k, size in plan.sizes.items():
         names = head_names(k)
         heads |= {names["weight"]: (size, base.description["features"]), names["bias"]: (size,)}
-    layout = Layout({**trunk, **heads})
-    places = [_places(part, i, plan, layout) for i, part in enumerate(parts)]
-    q, beta = _posterior(parts, places, plan, layout)
-    description, tensors = dict(base.description), dict(base.tensors)
+    moved = [_moved(part, i, plan, Layout({**trunk, **heads})) for i, part in enumerate(parts)]
     dtype = base.tensors["posterior.mean"].dtype
-    mean, log_std = (t.to(dtype) for t in (q.mean[None], -0.5 * q.precision.log()[None]))
-    tensors |= {"posterior.mean": mean, "posterior.log_std": log_std}
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("memory/")}
-    tensors |= {"memory/prior/mean": mean.clone(), "memory/prior/log_std": log_std.clone()}
-    told = dict(description["memory"][0]["fields"])
-    rows = _rows(parts, plan)
-    told["rows"], told["beta"] = _put(tensors, "rows", rows), _put(tensors, "beta", beta)
-    if "importance" in told:
-        decay = float(base.learner.settings["fisher_decay"])
-        each = [
-            _spread(part.memory.importance[0].double(), place, layout.size)
-            for part, place in zip(parts, places, strict=True)
-        ]
-        used = [
-            _spread(part.memory.used[0].double(), place, layout.size) for part, place in zip(parts, places, strict=True)
-        ]
-        tensors["memory/importance"] = summed(each[0], each[1:], decay).clamp_min(0).to(dtype)[None]
-        tensors["memory/used"] = torch.stack(used).amax(0).to(dtype)[None]
-    if "classes" in told:
-        told["classes"] = {"fields": _statistics(parts, plan, tensors)}
-    densities = [part.session.density for part in parts]
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(DENSITY)}
-    if all(one is not None for one in densities):
-        found = density(densities[0], densities[1:])  # type: ignore[arg-type]
+    q = _posterior(parts, moved).map(lambda flat: flat.to(dtype))
+    assert q.log_std is not None
+    memory = merged([part.memory for part in parts], moved, q, base.settings)
+    drop = ("memory/", DENSITY)
+    tensors = {name: tensor for name, tensor in base.tensors.items() if not name.startswith(drop)}
+    tensors |= {"posterior.mean": q.mean, "posterior.log_std": q.log_std}
+    tensors |= {f"memory/{name}": tensor for name, tensor in packing.tensors(memory).items()}
+    densities = [part.session.density for part in parts if part.session.density is not None]
+    if len(densities) == len(parts):
+        found = of_sites(densities[0], densities[1:])
         tensors |= {f"{DENSITY}{name}": tensor for name, tensor in found.tensors().items()}
-    description |= {
-        "memory": [{"fields": told}],
+    description = base.description | {
+        "memory": [packing.outline(memory)],
         "heads": [[name, classes] for name, classes in plan.heads.items()],
         "tasks": [[task, head] for task, head in plan.tasks.items()],
-        "rounds": int(summed(*_pair([torch.tensor(part.learner.parts.run.rounds) for part in parts]))),
+        "rounds": base.rounds + sum(part.rounds - base.rounds for part in parts[1:]),
         "groups": {name: [list(g) if g.domain else list(g[:2]) for g in some] for name, some in plan.groups.items()},
         "shown": {name: _shown(plan, name) for name in plan.heads},
         "seen": plan.seen,
@@ -269,100 +249,51 @@ def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[dict[str, Any], dict[s
     return description, {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def _pair(parts: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-    return parts[0], parts[1:]
-
-
-def _places(part: _Part, i: int, plan: _Plan, layout: Layout) -> Tensor:
-    """[P']: the position of each of a part's weights among those of the merged learner."""
-    found = torch.arange(part.layout.size)
+def _moved(part: _Part, i: int, plan: _Plan, layout: Layout) -> Moved:
+    """Where a part's weights and classes are in the merged learner."""
+    place, heads = torch.arange(part.layout.size), {}
     for groups in part.session.groups.values():
         for group in groups:
-            into, rows = plan.rows(part, i, group.number)
+            into, rows = heads[group.number] = plan.rows(part, i, group.number)
             for kind, name in head_names(group.number).items():
                 span = layout.spans[head_names(into)[kind]]
                 where = torch.arange(span.start, span.stop).view(layout.shapes[head_names(into)[kind]])
-                found[part.layout.spans[name]] = where[rows].flatten()
-    return found
+                place[part.layout.spans[name]] = where[rows].flatten()
+    return Moved(part.name, place, layout.size, heads, plan.sizes)
 
 
-def _spread(values: Tensor, place: Tensor, size: int) -> Tensor:
-    return torch.zeros(size, dtype=torch.float64).index_copy_(0, place, values)
+def _posterior(parts: Sequence[_Part], moved: Sequence[Moved]) -> Gaussian:
+    """The product of the posteriors: q_0, and the evidence by which each site's differs from it.
 
-
-def _posterior(
-    parts: Sequence[_Part], places: Sequence[Tensor], plan: _Plan, layout: Layout
-) -> tuple[Diagonal, dict[int, Tensor]]:
-    """The product of the posteriors, and the beta of each head and the trunk. What rows add to a precision is in units
-    of the beta that they were learned with (see methods/vcl.py): all are converted to the mean beta of the sites.
+    For a weight that the base does not have, q_0 is the first prior. What rows add to a precision is in the units of
+    its memory, such as the beta that they were learned with (see methods/vcl.py): all are converted to the mean of the
+    sites' units.
     """
-    betas = [
-        {k if k == TRUNK else plan.moved[i][k]: value for k, value in part.memory.beta.items()}
-        for i, part in enumerate(parts)
-    ]
-    keys = {k: None for some in betas for k in some}
-    usual = {}
-    for k in keys:
-        given = [some[k] for some in betas[1:] if k in some] or [betas[0][k]]
-        usual[k] = torch.stack(given).mean(0)
-    first = torch.ones(layout.size, dtype=torch.float64)
-    found = []
-    for i, (part, place) in enumerate(zip(parts, places, strict=True)):
-        network, s = part.learner.parts.run.network, part.learner.settings
-        q = network.posterior
-        width = network.first_log_std(s.prior_std, q.mean)[0].double().expand(part.layout.size).cpu()
-        own = (-2 * width).exp()
-        first[place] = own
-        now = {k: usual[k if k == TRUNK else plan.moved[i][k]] for k in part.memory.beta}
-        units = part.per_weight(part.memory.beta) / part.per_weight(now)
-        precision = own + units * (q.map(lambda flat: flat[0].double().cpu()).precision() - own)
-        found.append(Diagonal(place, q.mean[0].double().cpu(), precision.clamp_min(1e-12)))
-    mean = torch.zeros(layout.size, dtype=torch.float64)
-    centre = parts[0].learner.parts.run.network.centre
-    if not centre.is_meta:
-        mean[: centre.shape[1]] = centre[0].double()
-    base = found[0]
-    prior = Diagonal(torch.arange(layout.size), mean.index_copy(0, base.place, base.mean), first.clone())
-    prior.precision[base.place] = base.precision
-    return product(prior, found[1:]), usual
-
-
-def _rows(parts: Sequence[_Part], plan: _Plan) -> dict[int, Tensor]:
-    """The number of rows that each head has learned from."""
-    every = [{plan.moved[i][k]: n for k, n in part.memory.rows.items()} for i, part in enumerate(parts)]
-    like = next((n for some in every for n in some.values()), torch.zeros(1, 1))
-    nothing = torch.zeros_like(like)
-    return {
-        k: summed(*_pair([some.get(k, every[0].get(k, nothing)) for some in every]))
-        for k in dict.fromkeys(k for some in every for k in some)
-    }
-
-
-def _put(tensors: dict[str, Tensor], name: str, values: Mapping[Any, Tensor]) -> dict[str, Any]:
-    """Add a dict of a memory to the tensors; returns its outline."""
-    tensors |= {f"memory/{name}/{key}": value for key, value in values.items()}
-    return {"dict": [[key, "tensor"] for key in values]}
-
-
-def _statistics(parts: Sequence[_Part], plan: _Plan, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Add the statistics of classes to the tensors; returns their outline."""
-    each: list[Statistics] = [part.memory.classes for part in parts]
-    if all(one.classes for one in each):
-        for part, one in zip(parts, each, strict=True):
-            one.joined(one.classes)  # raises if they do not fit each other
-            if any(not torch.equal(one.common[name], each[0].common[name]) for name in ("centre", "scale")):
-                raise EvclError(f"{part.name}: its inputs are scaled in another way than the base's")
-        counted = [
-            Counted(one, {k: plan.rows(part, i, k) for k in one.classes})
-            for i, (part, one) in enumerate(zip(parts, each, strict=True))
-        ]
-        found = statistics(counted[0], counted[1:], plan.sizes)
-    else:
-        found = Statistics()
-    return {
-        "classes": _put(tensors, "classes/classes", found.classes),
-        "common": _put(tensors, "classes/common", found.common),
-    }
+    given = [part.memory.units() if hasattr(part.memory, "units") else {} for part in parts]
+    usual = by_key("mean", [to.by_head(one) for to, one in zip(moved, given, strict=True)])
+    whole = torch.zeros(1, moved[0].size, dtype=torch.float64)
+    mean, precision, found = whole, whole + 1, []
+    for part, to, units in zip(parts, moved, given, strict=True):
+        q, now = part.network.posterior, {k: usual[to.heads[k][0] if k in to.heads else k] for k in units}
+        first, own = (
+            one.map(lambda flat: flat[:1].double().cpu())
+            for one in (part.network.first_prior(part.settings.prior_std, q.mean), q)
+        )
+        ratio = part.per_weight(units) / part.per_weight(now)
+        added = first.precision() + ratio * (own.precision() - first.precision())
+        found.append(Gaussian(own.mean, -0.5 * added.clamp_min(1e-12).log()))
+        mean, precision = (
+            t.index_copy(1, to.place, new) for t, new in ((mean, first.mean), (precision, first.precision()))
+        )
+    base, *sites = found
+    mean = mean.index_copy(1, moved[0].place, base.mean)
+    precision = precision.index_copy(1, moved[0].place, base.precision())
+    prior = Gaussian(mean, -0.5 * precision.log())
+    q = prior
+    for site, to in zip(sites, moved[1:], strict=True):
+        rows = site.since(Gaussian(prior.mean[:, to.place], -0.5 * precision[:, to.place].log()))
+        q = q.plus(Evidence(to.whole(rows.precision), to.whole(rows.pull), prior.mean))
+    return q
 
 
 def _shown(plan: _Plan, name: str) -> list[Any]:
@@ -372,7 +303,7 @@ def _shown(plan: _Plan, name: str) -> list[Any]:
 
 
 def _records(parts: Sequence[_Part], plan: _Plan) -> list[Any]:
-    found = list(parts[0].learner.parts.records)
+    found = list(parts[0].records)
     for names, part in zip(plan.renamed[1:], parts[1:], strict=True):
-        found += [{**one, "task": names[one["task"]]} for one in part.learner.parts.records if one["task"] in names]
+        found += [{**one, "task": names[one["task"]]} for one in part.records if one["task"] in names]
     return found

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from evcl._core.lazy import lazily
 from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.data import NO_HEAD, Interleaved, Minibatch, Mixed, Reread, Sampler, TaskData, shuffled
-from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
+from evcl.methods.memory import Model, examples, model, per_head, per_layer, per_task, per_weight
 from evcl.methods.method import (
     METHODS,
     Fit,
@@ -140,6 +140,7 @@ __all__ = [
     "get",
     "known_settings",
     "model",
+    "per_head",
     "per_layer",
     "per_task",
     "per_weight",

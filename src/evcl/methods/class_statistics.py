@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
-from evcl.methods.memory import per_layer, per_task
+from evcl.methods.memory import per_head, per_layer
+from evcl.methods.merging import Moved, summed
 from evcl.methods.method import Asked
 from evcl.nn import BayesianNetwork, Gaussian, outputs
 from evcl.nn.sizes import ON_GPU, PASS_NUMBERS
@@ -42,7 +43,7 @@ class Statistics:
     task, or if a network takes tokens, whose numbers have no distances.
     """
 
-    classes: dict[int, Tensor] = per_task()
+    classes: dict[int, Tensor] = per_head()
     common: dict[str, Tensor] = per_layer()
 
     @cached_property
@@ -84,6 +85,42 @@ class Statistics:
         wider = {name: F.pad(t, (0, count)) for name, t in self.common.items() if name in ("centre", "squares")}
         first = self.common.get("first", torch.full_like(centre[:, :1], centre.shape[1]))
         return Statistics(self.classes, {**self.common, **wider, "first": first})
+
+    def merged(self, sites: Sequence[Statistics], moved: Sequence[Moved]) -> Statistics:
+        """The statistics of all rows of sites that started from these, exactly: counts, sums and squares of features
+        add up.
+        """
+        parts = (self, *sites)
+        if not all(one.classes for one in parts):
+            return Statistics()
+        for one, to in zip(parts, moved, strict=True):
+            one.joined(one.classes)  # raises if they do not fit each other
+            if any(not torch.equal(one.common[name], self.common[name]) for name in ("centre", "scale")):
+                raise EvclError(f"{to.name}: its inputs are scaled in another way than the base's")
+        squares: list[Tensor] = []  # for each part, the sum of f f^T over its rows
+        sums: list[dict[int, Tensor]] = []  # for each part and head, [C, 1 + D]: the number of rows and the sum of f
+        for one, to in zip(parts, moved, strict=True):
+            whole = square(one.common["scatter"][0].double())
+            own = {k: whole.new_zeros(size, 1 + len(whole)) for k, size in to.sizes.items()}
+            for k, given in one.classes.items():
+                count, mean = given[0, :, :1].double(), given[0, :, 1:].double()
+                whole = whole + (count * mean).T @ mean
+                into, place = to.heads[k]
+                own[into].index_add_(0, place, torch.cat([count, count * mean], 1))
+            squares.append(whole)
+            sums.append(own)
+        like, whole, classes = self.common, summed(squares[0], squares[1:]), {}
+        for k in dict.fromkeys(to.heads[j][0] for one, to in zip(parts, moved, strict=True) for j in one.classes):
+            every = summed(sums[0][k], [some[k] for some in sums[1:]])
+            count = every[:, :1].clamp_min(0)
+            mean = torch.where(count > 0, every[:, 1:] / count.clamp_min(1e-12), 0.0)
+            whole = whole - (count * mean).T @ mean
+            classes[k] = torch.cat([count, mean], 1).to(like["scatter"]).unsqueeze(0)
+        common = {name: like[name] for name in ("centre", "scale")}
+        for name in ("nll", "squares"):
+            if name in like:
+                common[name] = summed(like[name], [one.common[name] for one in sites])
+        return Statistics(classes, {**common, "scatter": triangle(whole).to(like["scatter"]).unsqueeze(0)})
 
     def joined(self, heads: Iterable[int]) -> Tensor:
         """[R, C, 1 + D]: the classes of these heads. Files are not trusted: tensors that do not belong together are

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evcl._core.settings import Settings
 from evcl.methods.importance import divisor
-from evcl.methods.memory import per_layer, per_task, per_weight
+from evcl.methods.memory import per_head, per_layer, per_weight
 from evcl.methods.method import Fitted, Round
 from evcl.methods.teacher import Number, more_rows
 from evcl.methods.terms import Elastic
@@ -21,12 +21,16 @@ from evcl.nn import Gaussian
 class Memory:
     """`prior`, the anchor, is the posterior at the end of the last task; for a new weight, it is the first prior."""
 
-    prior: Gaussian = per_weight(Gaussian, "prior")
-    importance: Tensor = per_weight(low=0)  # F; 0 for weights with Kronecker factors
-    used: Tensor = per_weight(low=0, high=1)  # 1 for weights that an earlier task used, otherwise 0
-    rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: number of rows it has learned from
-    beta: dict[int, Tensor] = per_task()  # used by EVCL, as in VCL's memory
+    prior: Gaussian = per_weight(Gaussian, "prior", merge="posterior")
+    importance: Tensor = per_weight(low=0, merge="sum", decay="fisher_decay")  # F; 0 for weights with Kronecker factors
+    used: Tensor = per_weight(low=0, high=1, merge="max")  # 1 for weights that an earlier task used, otherwise 0
+    rows: dict[int, Tensor] = per_head(merge="sum")  # [R, 1]: number of rows it has learned from
+    beta: dict[int, Tensor] = per_head(merge="mean")  # used by EVCL, as in VCL's memory
     factors: dict[str, tuple[Tensor, Tensor]] = per_layer()  # with importance=kfac, see kronecker.py
+
+    def units(self) -> dict[int, Tensor]:
+        """What the precision of each head, and of the trunk, is divided by: see `evcl.merge`."""
+        return self.beta
 
     @staticmethod
     def lasting(s: Settings) -> str:

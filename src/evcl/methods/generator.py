@@ -28,7 +28,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
 from evcl.methods.data import NO_HEAD, Minibatch, TaskData
-from evcl.methods.memory import Model, per_layer, per_task
+from evcl.methods.memory import Model, per_head, per_layer
 from evcl.methods.method import Fit, Fitted, Loss, Round
 from evcl.nn import BayesianNetwork, Gaussian, bayesianize
 from evcl.nn.blank import blank
@@ -55,7 +55,7 @@ class Memory:
 
     weights: dict[str, Tensor] = per_layer()  # of the generator, by name
     inputs: dict[str, Tensor] = per_layer()  # `shape` [R, axes]; `low`, `high` and, for a Gaussian, `shift`, `scale`
-    rows: dict[int, Tensor] = per_task()  # head -> [R, classes]: number of rows of each class
+    rows: dict[int, Tensor] = per_head()  # [R, classes]: number of rows of each class
 
     def total(self) -> Tensor:
         """[R, 1]: the number of rows of all earlier tasks."""

@@ -6,6 +6,7 @@
         importance: Tensor = per_weight(low=0)
         factors: dict[str, Tensor] = per_layer()           # weight name -> [R, ...]
         masks: dict[int, Tensor] = per_task()              # task -> [R, ...]
+        rows: dict[int, Tensor] = per_head(merge="sum")    # head -> [R, ...]
         kept: tuple[TaskData, ...] = examples()            # rows of earlier tasks
         teacher: Model = model()                           # a second network
 
@@ -33,6 +34,8 @@ from evcl.posterior import Extending
 
 M = TypeVar("M")
 Start = Literal["zero", "prior", "posterior"]
+Merge = Literal["", "sum", "mean", "max", "posterior"]
+TRUNK = -1  # the key of the trunk beside those of heads
 HOW = "evcl"  # the key under which a field's metadata says how it is stored
 
 
@@ -56,6 +59,8 @@ class PerWeight(NamedTuple):
     start: Start
     low: float
     high: float
+    merge: Merge = ""
+    decay: str = ""
 
 
 class ByKey(NamedTuple):
@@ -65,6 +70,7 @@ class ByKey(NamedTuple):
 
     key: type
     inputs: bool = False
+    merge: Merge = ""
 
 
 class KeptExamples(NamedTuple):
@@ -75,13 +81,24 @@ class Another(NamedTuple):
     make: Callable[[nn.Module], nn.Module] | None
 
 
-def per_weight(kind: type = Tensor, start: Start = "zero", low: float = -math.inf, high: float = math.inf) -> Any:
+def per_weight(
+    kind: type = Tensor,
+    start: Start = "zero",
+    low: float = -math.inf,
+    high: float = math.inf,
+    merge: Merge = "",
+    decay: str = "",
+) -> Any:
     """[R, P], one number per weight: a tensor, a Gaussian, or a tuple or dict of these, which starts empty.
 
     `start` is the value for a new weight: 0, its first prior, or its initial posterior. When a file is loaded, values
     outside [low, high] are refused.
+
+    `merge` is what `evcl.merge` makes of the values of several sites: their sum, in which what all have of the base
+    counts once; their mean or maximum; or the merged posterior. Without it, models with this field are not merged. With
+    a sum, `decay` names the setting by which each round multiplies what was there.
     """
-    return field(default=None, metadata={HOW: PerWeight(kind, start, low, high)})
+    return field(default=None, metadata={HOW: PerWeight(kind, start, low, high, merge, decay)})
 
 
 def per_layer() -> Any:
@@ -94,6 +111,11 @@ def per_task(inputs: bool = False) -> Any:
     number of the network's inputs.
     """
     return field(default_factory=dict, metadata={HOW: ByKey(int, inputs)})
+
+
+def per_head(merge: Merge = "") -> Any:
+    """A dict from the numbers of heads to tensors [R, ...], such as numbers of rows; `merge` is as in `per_weight`."""
+    return field(default_factory=dict, metadata={HOW: ByKey(int, merge=merge)})
 
 
 def examples() -> Any:

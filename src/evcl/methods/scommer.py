@@ -34,7 +34,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, PartNoise
 from evcl._core.settings import Setting, Settings
 from evcl.methods.data import Minibatch, TaskData
-from evcl.methods.memory import per_task, per_weight
+from evcl.methods.memory import per_head, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Loss, Method, Round, Tracker
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, replaying
 from evcl.methods.teacher import Number, column
@@ -50,7 +50,7 @@ SMALLEST, LARGEST = 0.9, 0.999  # limits of stable_decay auto
 class Memory:
     rehearsal: Rehearsal
     stable: Gaussian = per_weight(Gaussian, "posterior")  # phi
-    wins: dict[int, Tensor] = per_task()  # head -> [R, C, units of all layers]: n_ic
+    wins: dict[int, Tensor] = per_head()  # [R, C, units of all layers]: n_ic
 
 
 def sparse(network: nn.Module, settings: Sequence[Settings]) -> nn.Module:

@@ -15,21 +15,23 @@ from torch import Tensor
 
 from evcl._core.settings import Settings
 from evcl.methods.label_noise import tempering
-from evcl.methods.memory import per_task, per_weight
+from evcl.methods.memory import TRUNK, per_head, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, Number, Past, more_rows, protection, unlearned
 from evcl.methods.terms import KL
 from evcl.nn import Gaussian
 from evcl.nn.slots import head_names
 
-TRUNK = -1
-
 
 @dataclass(frozen=True)
 class Memory:
-    prior: Gaussian = per_weight(Gaussian, "prior")  # q_{t-1}
-    rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: number of rows it has learned from
-    beta: dict[int, Tensor] = per_task()  # head, or TRUNK -> [R, 1]: the beta it was last trained with
+    prior: Gaussian = per_weight(Gaussian, "prior", merge="posterior")  # q_{t-1}
+    rows: dict[int, Tensor] = per_head(merge="sum")  # [R, 1]: number of rows it has learned from
+    beta: dict[int, Tensor] = per_head(merge="mean")  # head, or TRUNK -> [R, 1]: the beta it was last trained with
+
+    def units(self) -> dict[int, Tensor]:
+        """What the precision of each head, and of the trunk, is divided by: see `evcl.merge`."""
+        return self.beta
 
     def after(self, fitted: Fitted, beta: Number, past: Past, round_: Round, s: Settings) -> Memory:
         """The memory after one more round."""
