@@ -15,7 +15,7 @@ from evcl._core.randomness import generator
 from evcl.curvature import kernels
 from evcl.methods import METHODS, Round, TaskData
 from evcl.methods.fromp import Functional, functional
-from evcl.targets import CATEGORICAL
+from evcl.targets import CATEGORICAL, Poisson
 
 F64 = torch.float64
 TASKS = [task(0, 0), task(1, 1, 20), task(2, 0), task(3, 1)]
@@ -265,6 +265,6 @@ def test_classes_that_a_head_has_got_since_are_held_at_0_and_not_at_random_proba
 
 def test_other_likelihoods_are_refused():
     run = run_of("fromp")
-    round_ = Round(0, [TASKS[0]], run.network, run.network.posterior, [], [0], likelihood=None)
+    round_ = Round(0, [TASKS[0]], run.network, run.network.posterior, [], [0], Poisson())
     with pytest.raises(EvclError, match="class probabilities"):
         next(METHODS["fromp"].learn(run.memory, round_, run.settings))

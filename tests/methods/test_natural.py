@@ -16,6 +16,7 @@ from evcl.methods.ekf import solved
 from evcl.methods.ivon import IvonRule
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
+from evcl.targets.likelihood import Likelihood
 from evcl.training import Pool, Run
 
 F64 = torch.float64
@@ -340,10 +341,10 @@ def test_with_all_rows_the_filter_keeps_the_whole_precision():
         )
 
 
-class UnitNoise:
+class UnitNoise(Likelihood):
     """y = output + noise of variance 1: regression."""
 
-    name, compiled, beside = "unit noise", False, False
+    name = "unit noise"
 
     def nll(self, outputs, y, columns):
         return 0.5 * (outputs - y).square().sum(1)

@@ -13,6 +13,7 @@ from evcl.methods import METHODS, Round, TaskData, autograd_gradients, collapse
 from evcl.methods.elastic_memory import Memory
 from evcl.methods.terms import KL, Elastic, Spring
 from evcl.nn import Gaussian
+from evcl.targets import Likelihood
 
 F64 = torch.float64
 
@@ -31,7 +32,7 @@ def terms_of(method, memory, s, n):
     """Those of the fit that it asks for first, for a task of n examples."""
     task = TaskData(torch.zeros(1, n, 1), torch.zeros(1, n).long(), 0)
     network = SimpleNamespace(classes=lambda head: 2)
-    round_ = Round(0, [task], network, memory.prior, (), [0], None)
+    round_ = Round(0, [task], network, memory.prior, (), [0], Likelihood())
     return next(method.learn(memory, round_, s)).terms
 
 

@@ -101,6 +101,8 @@ def rebuilt(
         session.density = Density.from_tensors(seen)
     scaled = run.likelihood is not CATEGORICAL and not isinstance(run.likelihood, Energy)
     session.scales = scales_in(saved, heads) if scaled else {}
+    if len(saved["memory"]) != 1:
+        raise EvclError("its memory is not that of this method")
     (outline,) = saved["memory"]
     run.load_tensors(tensors, outline, saved["rounds"], session.seen)
     run.diverged = torch.zeros(1, dtype=torch.bool)
