@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import evcl
 from evcl import EvclError
 from evcl._core.files import save_tensors
+from evcl.streams.stream import State
 
 
 def table(rows: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -29,8 +30,8 @@ def fed(stream: evcl.Stream, x: Any, y: Any, batch: int = 20) -> list[Any]:
 
 
 def same(a: evcl.Stream, b: evcl.Stream) -> bool:
-    one, other = a._state(), b._state()
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    one, other = a.state.arrays(), b.state.arrays()
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -342,7 +343,7 @@ def test_the_state_does_not_grow() -> None:
     sizes = []
     for _ in range(3):
         fed(stream, x, y, 50)
-        sizes.append(sum(t.numel() for t in stream._state().values()))
+        sizes.append(sum(array.size for array in stream.state.arrays().values()))
     assert len(set(sizes)) == 1
 
 
@@ -378,9 +379,9 @@ def test_an_expert_that_is_replaced_has_the_noise_of_its_source() -> None:
     for start in range(0, 3000, 8):
         stream.learn(x[start : start + 8], y[start : start + 8])
     assert stream.shares[math.inf] > 0.2  # it was 0.01
-    experts = stream._bank.experts
+    experts = stream.state.bank.experts
     experts.copy(0, 1)
-    assert experts.observing.state()["noise"][0] == experts.observing.state()["noise"][1]
+    assert experts.observing.noise[0] == experts.observing.noise[1]
 
 
 def test_a_known_noise_is_in_the_units_of_the_targets() -> None:
@@ -441,12 +442,11 @@ def test_inputs_whose_squares_are_infinite_are_refused() -> None:
 def test_classes_known_in_advance_are_those_that_come_one_by_one(covariance: str) -> None:
     x = np.random.default_rng(0).normal(size=(4, 3))
     known, new = (evcl.Stream(classes=classes, covariance=covariance) for classes in ([0, 1, 2, 3], [0]))
-    for experts in [stream._begin(x, count) or stream._bank.experts for stream, count in ((known, 3), (new, 0))]:
-        experts.grow(0)
+    one, other = State(known, x, 3), State(new, x, 0)
     for _ in range(3):
-        new._bank.experts.grow(1)
-    for name, wanted in known._bank.experts.state().items():
-        np.testing.assert_array_equal(new._bank.experts.state()[name], wanted, name)
+        other.grow(1)
+    for name, wanted in one.arrays().items():
+        np.testing.assert_array_equal(other.arrays()[name], wanted, name)
 
 
 def test_with_many_classes_the_covariance_has_a_block_per_unit(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_with_many_classes_the_covariance_has_a_block_per_unit(tmp_path: Path) -
     sizes = []
     for i in range(60):
         stream.step(x[i], i % 20)
-        sizes.append(max(array.numel() for array in stream._state().values()))
+        sizes.append(max(array.size for array in stream.state.arrays().values()))
     assert sizes[5] > 3 * 352**2  # 6 classes
     assert max(sizes[20:]) < 3 * 352**2
     stream.save(tmp_path / "stream.safetensors")

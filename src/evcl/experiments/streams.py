@@ -168,7 +168,7 @@ class _Saving:
         told, arrays = scores.state()
         text = json.dumps({"format": FORMAT, **self.about, "seconds": seconds, "scores": told})
         beside = {f"scores {name}": torch.from_numpy(array) for name, array in arrays.items()}
-        own = learner._tensors() if isinstance(learner, Online) else learner._state()
+        own = _tensors(learner)
         notes = {DESCRIPTION: text, DIGEST: digest(text, {**own, **beside})}
         folder = self.checkpoints.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,6 +183,13 @@ class _Saving:
         self.last = time.monotonic()
 
 
+def _tensors(learner: Learner) -> dict[str, Tensor]:
+    """Every tensor that rows change, by name."""
+    if isinstance(learner, Online):
+        return learner.tensors()
+    return {name: torch.from_numpy(array) for name, array in learner.state.arrays().items()} if learner.state else {}
+
+
 def _result(
     cell: Config, source: Source, learner: Learner, scores: Prequential, seconds: float, machine: Environment
 ) -> Result:
@@ -190,7 +197,7 @@ def _result(
     if not math.isfinite(measures["nll"]):
         measures = dict.fromkeys(measures, math.nan)
     alarms = [AlarmRow(one.row, one.surprise, [source.names[place] for place in one.columns]) for one in learner.alarms]
-    state = learner._tensors() if isinstance(learner, Online) else learner._state()
+    state = _tensors(learner)
     return Result(
         benchmark=cell.benchmark,
         method=cell.method,

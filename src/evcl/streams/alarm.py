@@ -13,7 +13,6 @@ a standard error added: what is usual is no change.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -21,9 +20,10 @@ import numpy as np
 
 from evcl.streams.arrays import Array, total
 from evcl.streams.observing import SOFTER
+from evcl.streams.state import Stateful
 
 QUIET = 100  # rows after an alarm without another one, while the learner adapts
-USUAL = 2000  # rows that say what is usual
+USUAL = 2000.0  # rows that say what is usual
 RECENT = 40  # rows that are compared with earlier ones to find the columns that moved
 CLEAR = 0.01  # the chance that any column is named though none moved
 
@@ -46,8 +46,10 @@ class Alarm(NamedTuple):
     reasons: tuple[str, ...] = ()
 
 
-class Detector:
+class Detector(Stateful):
     """Raises at most `rate` false alarms per row."""
+
+    names = ("sums", "mean", "square", "rows", "quiet")
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -84,22 +86,16 @@ class Detector:
             self.square = [q + part * (new / n - q) for q, new in zip(self.square, squares, strict=True)]
         return found
 
-    def state(self) -> dict[str, Array]:
-        found = {"sums": self.sums, "mean": self.mean, "square": self.square, "rows": float(self.rows)}
-        return {**{name: np.array(value) for name, value in found.items()}, "quiet": np.array(self.quiet)}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.sums, self.mean, self.square = (state[name].tolist() for name in ("sums", "mean", "square"))
-        self.rows, self.quiet = float(state["rows"]), int(state["quiet"])
-
 
 FIRST = 100  # rows that the first value of the usual ratios counts for
 
 
-class Columns:
+class Columns(Stateful):
     """Which of D columns moved lately: their mean in the last rows, and the covariance of each with the error e of what
     was predicted, which is 0 as long as the prediction is right.
     """
+
+    names = ("inputs", "relation", "expected")
 
     def __init__(self, columns: int, outputs: int) -> None:
         self.inputs = np.zeros(columns)
@@ -126,9 +122,3 @@ class Columns:
         height = np.maximum(inputs, relation)
         found = [int(i) for i in np.argsort(-height) if height[i] > least]
         return tuple(found), tuple("inputs" if inputs[i] >= relation[i] else "relation" for i in found)
-
-    def state(self) -> dict[str, Array]:
-        return {"inputs": self.inputs, "relation": self.relation, "expected": self.expected}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.inputs, self.relation, self.expected = (state[name] for name in self.state())

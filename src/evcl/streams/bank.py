@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from evcl.streams.experts import Experts, Moves, RowPredictions
 from evcl.streams.filters import solved
 from evcl.streams.forgetting import Overtaking, Powers, Shares, blend
 from evcl.streams.observing import Targets
+from evcl.streams.state import Stateful
 
 NOTHING = np.empty(0)
 
@@ -41,7 +41,7 @@ class Learned(NamedTuple):
     b: Array
 
 
-class Bank:
+class Bank(Stateful):
     """Experts, and their prediction together. With `blends`, they predict classes, which are blended."""
 
     def __init__(self, experts: Experts, blends: bool) -> None:
@@ -86,24 +86,6 @@ class Bank:
             replaced.append((memories[slow], memories[fast]))
         return Learned(replaced, e[-1], b[-1])
 
-    def _parts(self) -> dict[str, Any]:
-        found = {"shares/": self.shares, "ways/": self.ways, "overtaking/": self.overtaking}
-        blended = {} if self.blend is None else {"blend/": self.blend}
-        return found | blended | {"experts/": self.experts}
-
-    def state(self) -> dict[str, Array]:
-        return all_states(self._parts())
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        restore(self._parts(), state)
-
-
-def all_states(parts: Mapping[str, Any]) -> dict[str, Array]:
-    """The states of all parts, each with its prefix before the names."""
-    return {f"{prefix}{name}": array for prefix, own in parts.items() for name, array in own.state().items()}
-
-
-def restore(parts: Mapping[str, Any], state: Mapping[str, Array]) -> None:
-    """The inverse of `all_states`."""
-    for prefix, own in parts.items():
-        own.restore({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})
+    def parts(self) -> dict[str, Stateful]:
+        found = {"shares": self.shares, "ways": self.ways, "overtaking": self.overtaking, "experts": self.experts}
+        return found if self.blend is None else {**found, "blend": self.blend}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from evcl.streams.arrays import Array, finite, joined, total, transposed
 from evcl.streams.filters import Filter, Linearisation, of_rows, solved
 from evcl.streams.jacobian import Network
 from evcl.streams.observing import Observing, Targets
+from evcl.streams.state import Stateful
 
 TOGETHER = 8  # rows after which a filter forgets, for all of them at once
 MakeFilter = Callable[[Network, Array, Array], Filter]  # (network, means [r, P], prior variances [P])
@@ -20,13 +21,18 @@ Fit = Callable[[Filter, int], Filter]  # the filter to use once this many weight
 
 
 @dataclass
-class Group:
+class Group(Stateful):
     """Experts whose networks have one shape: `place` among all experts, and the means of their weights at first."""
+
+    names = ("start",)
 
     network: Network
     filter: Filter
     start: Array
     place: slice
+
+    def parts(self) -> dict[str, Stateful]:
+        return {"filter": self.filter}
 
 
 @dataclass
@@ -54,10 +60,12 @@ class Moves(NamedTuple):
         return Moves(self.b[place], self.a[place], self.root[place], self.failed[place])
 
 
-class Experts:
+class Experts(Stateful):
     """A group for each network, with a copy of it for each memory: expert r remembers about `memories[r]` rows;
     infinity: it forgets nothing.
     """
+
+    names = ("waiting",)
 
     def __init__(
         self,
@@ -79,6 +87,9 @@ class Experts:
 
     def __len__(self) -> int:
         return len(self.kept)
+
+    def parts(self) -> dict[str, Stateful]:
+        return {**{str(i): group for i, group in enumerate(self.groups)}, "observing": self.observing}
 
     def grow(self, outputs: int) -> None:
         """Add outputs, whose weights start from 0."""
@@ -139,17 +150,3 @@ class Experts:
             if group.place.start <= target < group.place.stop:
                 group.filter.copy(target - group.place.start, source - group.place.start)
         self.observing.copy(target, source)
-
-    def state(self) -> dict[str, Array]:
-        found = {"waiting": np.array(self.waiting)}
-        for i, group in enumerate(self.groups):
-            found[f"{i}/start"] = group.start
-            found |= {f"{i}/filter/{name}": array for name, array in group.filter.state().items()}
-        return found | {f"observing/{name}": array for name, array in self.observing.state().items()}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.waiting = int(state["waiting"])
-        for i, group in enumerate(self.groups):
-            group.start = state[f"{i}/start"]
-            group.filter.restore({name: state[f"{i}/filter/{name}"] for name in group.filter.state()})
-        self.observing.restore({name: state[f"observing/{name}"] for name in self.observing.state()})

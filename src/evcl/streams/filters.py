@@ -13,7 +13,7 @@ e <- e + B B' J (theta - mean).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ from evcl.streams.arrays import (
     transposed,
 )
 from evcl.streams.jacobian import Network, Perceptron
+from evcl.streams.state import Stateful
 
 
 class Linearisation(Protocol):
@@ -45,43 +46,6 @@ class Linearisation(Protocol):
     def change(self, weights: Array) -> Array:
         """[R, n, K]: J times a change of the weights [R, P]."""
         ...
-
-
-class Filter(Protocol):
-    """`mean` [R, P]; `prior` [P] are the variances before any row, which forgetting does not exceed."""
-
-    mean: Array
-    prior: Array
-
-    def look(self, weights: Array, x: Array) -> tuple[Array, Any]:
-        """The outputs [R, n, K] at these weights [R, P] for inputs x [n, ...], and the reach of these rows."""
-        ...
-
-    def shrink(self, found: Any, b: Array, root: Array) -> None:
-        """Learn the covariance, from B [R, n, K, K] and G [R, m, m] with G' G = (I + B' V B)^-1."""
-        ...
-
-    def forget(self, kept: Array) -> None:
-        """Keep this part [R] of what is known, from 0 to 1."""
-        ...
-
-    def grow(self, mean: Array, prior: Array) -> None:
-        """Append the weights of outputs, one after another, independent of the others: means and variances [p]."""
-        ...
-
-    def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
-        """These networks [R] know nothing again: their weights are N(mean, prior)."""
-        ...
-
-    def copy(self, target: int, source: int) -> None:
-        """Network `target` becomes a copy of network `source`."""
-        ...
-
-    def state(self) -> dict[str, Array]:
-        """Everything that rows change, by name."""
-        ...
-
-    def restore(self, state: Mapping[str, Array]) -> None: ...
 
 
 class Dense:
@@ -103,15 +67,18 @@ SMALL = 1000  # numbers in covariances for which nothing waits
 GROWN = 2.0  # a scale from which on it becomes part of the covariance
 
 
-class ArrayFilter:
-    """A filter whose state is in arrays with R rows, by the names in `names`."""
+class Filter(Stateful):
+    """The weights of R networks: `mean` [R, P], and a covariance. `prior` [P] are the variances before any row, which
+    forgetting does not exceed. What has R rows is in the attributes `names`.
+    """
 
-    names: Sequence[str] = ("mean",)
-    mean: Array
-    prior: Array
-    network: Network
+    names: tuple[str, ...] = ("mean",)
 
-    def look(self, weights: Array, x: Array) -> tuple[Array, Dense]:
+    def __init__(self, network: Network, mean: Array, prior: Array) -> None:
+        self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
+
+    def look(self, weights: Array, x: Array) -> tuple[Array, Linearisation]:
+        """The outputs [R, n, K] at these weights [R, P] for inputs x [n, ...], and the reach of these rows."""
         f, jacobian = self.network.jacobian(weights, x)
         r, n, k, size = jacobian.shape
         return f, Dense(jacobian, self.spread(jacobian.reshape(r, n * k, size)))
@@ -120,18 +87,25 @@ class ArrayFilter:
         """[R, m, P]: J S, for J [R, m, P]."""
         raise NotImplementedError
 
-    def widen(self, mean: Array, prior: Array) -> None:
+    def shrink(self, found: Any, b: Array, root: Array) -> None:
+        """Learn the covariance, from what `look` found, B [R, n, K, K] and G [R, m, m], G' G = (I + B' V B)^-1."""
+        raise NotImplementedError
+
+    def forget(self, kept: Array) -> None:
+        """Keep this part [R] of what is known, from 0 to 1."""
+        raise NotImplementedError
+
+    def grow(self, mean: Array, prior: Array) -> None:
+        """Append the weights of outputs, one after another, independent of the others: means and variances [p]."""
         self.mean = wider(self.mean, mean)
         self.prior = np.concatenate([self.prior, prior])
 
-    def state(self) -> dict[str, Array]:
-        return {name: getattr(self, name) for name in self.names}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        for name in self.names:
-            setattr(self, name, state[name])
+    def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
+        """These networks [R] know nothing again: their weights are N(mean, prior)."""
+        self.mean[targets] = mean
 
     def copy(self, target: int, source: int) -> None:
+        """Network `target` becomes a copy of network `source`."""
         for name in self.names:
             array = getattr(self, name)
             array[target] = array[source]
@@ -142,7 +116,7 @@ def wider(a: Array, columns: Array) -> Array:
     return np.concatenate([a, np.broadcast_to(columns, (len(a), len(columns)))], 1)
 
 
-class Full(ArrayFilter):
+class Full(Filter):
     """The whole covariance, S = D (C - U' U) D with C [R, P, P], the first `used` rows of U [R, WAITING, P], and the
     diagonal D, `scale` [R, P].
 
@@ -153,12 +127,12 @@ class Full(ArrayFilter):
     names = ("mean", "covariance", "waiting", "scale")
 
     def __init__(self, network: Network, mean: Array, prior: Array) -> None:
-        self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
+        super().__init__(network, mean, prior)
         self.covariance = np.stack([np.diag(prior)] * len(mean))
         self.waiting, self.used = np.zeros((len(mean), WAITING, len(prior))), 0
         self.scale = np.ones(mean.shape)
 
-    def look(self, weights: Array, x: Array) -> tuple[Array, Dense]:
+    def look(self, weights: Array, x: Array) -> tuple[Array, Linearisation]:
         if len(x) > 1 or not isinstance(self.network, Perceptron):
             return super().look(weights, x)
         f, layers, a = self.network.backward(weights, x)
@@ -228,7 +202,7 @@ class Full(ArrayFilter):
     def grow(self, mean: Array, prior: Array) -> None:
         self._settle()
         size = len(self.prior)
-        self.widen(mean, prior)
+        super().grow(mean, prior)
         wide = np.stack([np.diag(self.prior)] * len(self.mean))
         wide[:, :size, :size] = self.covariance
         self.covariance, self.waiting = wide, np.zeros((len(self.mean), WAITING, len(self.prior)))
@@ -236,15 +210,16 @@ class Full(ArrayFilter):
 
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
         self._settle()
-        self.mean[targets], self.covariance[targets], self.scale[targets] = mean, np.diag(self.prior), 1.0
+        super().reset(targets, mean)
+        self.covariance[targets], self.scale[targets] = np.diag(self.prior), 1.0
         self.waiting[targets] = 0  # it is saved, and may hold what made the network fail
 
-    def state(self) -> dict[str, Array]:
-        return {**super().state(), "used": np.array(self.used)}
+    def arrays(self) -> dict[str, Array]:
+        return {**super().arrays(), "used": np.array(self.used)}
 
-    def restore(self, state: Mapping[str, Array]) -> None:
-        super().restore(state)
-        self.used = min(max(int(state["used"]), 0), WAITING)
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        super().restore(arrays)
+        self.used = min(max(int(arrays["used"]), 0), WAITING)
 
 
 SLACK = 1.1  # a variance may exceed the prior's by this factor before it is cut back
@@ -275,13 +250,13 @@ def inflate(covariance: Array, prior: Array, kept: Array) -> None:
     own += FLOOR * (1 - part[..., 0]) * prior
 
 
-class Diagonal(ArrayFilter):
+class Diagonal(Filter):
     """Independent weights: 1 / v <- 1 / v + (B' J)^2, summed over the rows."""
 
     names = ("mean", "variance")
 
     def __init__(self, network: Network, mean: Array, prior: Array) -> None:
-        self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
+        super().__init__(network, mean, prior)
         self.variance = np.stack([prior] * len(mean))
 
     def spread(self, jacobian: Array) -> Array:
@@ -294,14 +269,15 @@ class Diagonal(ArrayFilter):
         self.variance = np.minimum(self.variance / kept[:, None], self.prior)
 
     def grow(self, mean: Array, prior: Array) -> None:
-        self.widen(mean, prior)
+        super().grow(mean, prior)
         self.variance = wider(self.variance, prior)
 
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
-        self.mean[targets], self.variance[targets] = mean, self.prior
+        super().reset(targets, mean)
+        self.variance[targets] = self.prior
 
 
-class LowRank(ArrayFilter):
+class LowRank(Filter):
     """The precision diag(u) + W' W with `rank` rows W (LO-FI: Chang et al., 2023). Rows B' J are appended to W, its
     leading singular vectors are kept, and the diagonal of the rest is added to u.
     """
@@ -309,7 +285,8 @@ class LowRank(ArrayFilter):
     names = ("mean", "precision", "rows")
 
     def __init__(self, network: Network, mean: Array, prior: Array, rank: int) -> None:
-        self.network, self.mean, self.prior, self.rank = network, mean.copy(), prior.copy(), rank
+        super().__init__(network, mean, prior)
+        self.rank = rank
         self.precision = np.stack([1 / prior] * len(mean))
         self.rows = np.zeros((len(mean), rank, mean.shape[1]))
 
@@ -337,13 +314,14 @@ class LowRank(ArrayFilter):
         self.rows = np.sqrt(part)[:, None] * self.rows
 
     def grow(self, mean: Array, prior: Array) -> None:
-        self.widen(mean, prior)
+        super().grow(mean, prior)
         count = len(self.mean)
         self.precision = wider(self.precision, 1 / prior)
         self.rows = np.concatenate([self.rows, np.zeros((count, self.rank, len(prior)))], 2)
 
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
-        self.mean[targets], self.precision[targets], self.rows[targets] = mean, 1 / self.prior, 0.0
+        super().reset(targets, mean)
+        self.precision[targets], self.rows[targets] = 1 / self.prior, 0.0
 
 
 def solved(variance: Array, e: Array, b: Array) -> tuple[Array, Array, NDArray[np.bool_]]:

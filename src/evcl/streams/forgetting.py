@@ -19,6 +19,7 @@ from evcl.streams.arrays import Array, finite, log, total
 from evcl.streams.experts import Experts
 from evcl.streams.filters import Full
 from evcl.streams.observing import Classes
+from evcl.streams.state import Stateful
 
 SWITCH = 0.002  # the chance per row that another expert becomes the right one
 LOST = -1e6  # the log-likelihood of an expert whose prediction is not a number
@@ -29,8 +30,10 @@ ROUNDING = 1e-9  # by which the sum of shares may differ from 1
 OVERTAKEN = 12.0  # nats by which a fast expert must predict better to replace a slow one
 
 
-class Shares:
+class Shares(Stateful):
     """The probability [R] of each expert."""
+
+    names = ("log",)
 
     def __init__(self, experts: int) -> None:
         self.log = np.full(experts, -math.log(experts))
@@ -48,13 +51,10 @@ class Shares:
         weights = np.exp(after - np.maximum.reduce(after))
         self.log = np.log(stay / total(weights) * weights + (1 - stay) / r)
 
-    def state(self) -> dict[str, Array]:
-        return {"log": self.log}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        if abs(total(np.exp(np.minimum(state["log"], 1.0))) - 1) > ROUNDING:
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        if abs(total(np.exp(np.minimum(arrays["log"], 1.0))) - 1) > ROUNDING:
             raise EvclError("the shares of its experts do not sum to 1")
-        self.log = state["log"]
+        super().restore(arrays)
 
 
 def _finite(log_likelihood: Array) -> Array:
@@ -88,12 +88,14 @@ def blend(experts: int) -> Experts:
     return Experts([Powers(experts)], Full, [MEMORY], Classes())
 
 
-class Overtaking:
+class Overtaking(Stateful):
     """Notices when an expert that forgets faster has predicted so much better that a slower one must be out of date:
     the sum of differences in log-likelihood since they were last level reaches `OVERTAKEN`.
 
     `comparable` [R, R]: whether the first expert has the shape of the second, and forgets faster.
     """
+
+    names = ("ahead",)
 
     def __init__(self, comparable: NDArray[np.bool_]) -> None:
         self.comparable = comparable
@@ -110,9 +112,3 @@ class Overtaking:
             self.ahead[:, slow] = 0
             self.ahead[slow] = 0
         return found
-
-    def state(self) -> dict[str, Array]:
-        return {"ahead": self.ahead}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.ahead = state["ahead"]

@@ -7,8 +7,7 @@ log-likelihood average over them, so that an uncertain network neither predicts 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from evcl.streams.arrays import (
 )
 from evcl.streams.filters import rooted
 from evcl.streams.scaling import Scaling
+from evcl.streams.state import Stateful
 
 Targets = NDArray[Any]  # of n rows: places of classes [n], or numbers [n, targets]
 LEAST = 1e-4  # the probability below which a class gets no smaller curvature
@@ -38,54 +38,48 @@ SURPRISING = 5.0  # deviations of a count by which it is far above the predicted
 SQUARE = 9.0  # the largest squared error, in variances, that counts as evidence of a change
 
 
-class Observing(Protocol):
-    """One for each group of R networks. A prediction is a tensor [R, n, ...] whose last axis depends on the kind."""
+class Observing(Stateful):
+    """One for each group of R networks. A prediction is an array [R, n, ...] whose last axis depends on the kind."""
 
     def predict(self, f: Array, w: Array) -> Array:
         """[R, n, ...]: the prediction for outputs f [R, n, K] with covariances w [R, n, K, K]."""
-        ...
+        raise NotImplementedError
 
     def log_likelihood(self, predicted: Array, y: Targets) -> Array:
         """[R, n]: the log of the predicted probability or density of y."""
-        ...
+        raise NotImplementedError
 
     def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
         """e [R, n, K] and B [R, n, K, K] (see filters.py)."""
-        ...
+        raise NotImplementedError
 
     def softer(self, predicted: Array, y: Targets) -> Array:
         """[s, n]: the log of q(y) / p(y) for predictions q less sure than p, one for each of `SOFTER`."""
-        ...
+        raise NotImplementedError
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
         """[n]: -log p(y) less its mean under p."""
-        ...
+        raise NotImplementedError
 
     def mixed(self, predicted: Array, shares: Array) -> Array:
         """[1, n, ...]: the prediction of experts [R, n, ...] with these shares [R]."""
-        ...
+        return mean_of(predicted, shares)
+
+    # A kind whose noise is learned, or whose outputs are relative to the targets so far, has these as well.
 
     def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
         """Learn the noise, from the outputs before the rows, their V, and how the rows move them (see filters.py);
         `kept` [R] is the part of what is known to keep after each row.
         """
-        ...
 
     def follow(self, scaling: Scaling, standardized: bool) -> None:
         """The targets so far have this mean and deviation, and are learned as they are or `standardized`."""
-        ...
 
     def copy(self, target: int, source: int) -> None:
         """Network `target` has the noise of network `source`."""
-        ...
 
     def reset(self, targets: NDArray[np.bool_]) -> None:
         """These networks [R] know nothing of the noise again."""
-        ...
-
-    def state(self) -> dict[str, Array]: ...
-
-    def restore(self, state: Mapping[str, Array]) -> None: ...
 
 
 def mean_of(values: Array, shares: Array) -> Array:
@@ -93,30 +87,17 @@ def mean_of(values: Array, shares: Array) -> Array:
     return total(shares[:, None, None] * values, 0)[None]
 
 
-class _NoNoise:
-    def mixed(self, predicted: Array, shares: Array) -> Array:
-        return mean_of(predicted, shares)
-
-    def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
-        pass
-
-    def follow(self, scaling: Scaling, standardized: bool) -> None:
-        pass
-
-    def copy(self, target: int, source: int) -> None:
-        pass
-
-    def reset(self, targets: NDArray[np.bool_]) -> None:
-        pass
-
-    def state(self) -> dict[str, Array]:
-        return {}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        pass
+def disagreeing(predicted: Array, shares: Array, count: int) -> Array:
+    """The mean of predictions of `count` parts, of which the first is a mean and the last a variance. It grows where
+    the experts disagree.
+    """
+    found = mean_of(predicted, shares)
+    apart = parts(predicted, count)[0] - parts(found, count)[0]
+    parts(found, count)[-1][...] += mean_of(apart**2, shares)
+    return found
 
 
-class Classes(_NoNoise):
+class Classes(Observing):
     """One of K + 1 classes: softmax(0, f). Predictions are probabilities [R, n, K + 1]; y [n] are places of classes."""
 
     def predict(self, f: Array, w: Array) -> Array:
@@ -174,7 +155,7 @@ def log_of(p: Array, y: Targets) -> Array:
     return log(p[:, np.arange(len(y)), y])
 
 
-class Labels(_NoNoise):
+class Labels(Observing):
     """K yes-or-no labels, y [n, K] of 0 and 1. Predictions are the probabilities of 1 [R, n, K]."""
 
     def predict(self, f: Array, w: Array) -> Array:
@@ -199,13 +180,15 @@ class Labels(_NoNoise):
         return found
 
 
-class Numbers:
+class Numbers(Observing):
     """K numbers with Gaussian noise, y [n, K]. Predictions [R, n, 3 K] are the mean and the variances of noise and of
     the outputs.
 
     The noise has an inverse gamma as its prior, as in targets/numbers.py, after `count` rows with the mean squared
     error v: v <- (count v + sum E (y - f)^2) / (count + n), where E averages over the outputs after the rows.
     """
+
+    names = ("noise", "count")
 
     def __init__(self, replicas: int, targets: int, noise: float | None) -> None:
         self.known = noise
@@ -234,10 +217,7 @@ class Numbers:
         return 0.5 * total((y - f) ** 2 / (noise + w) - 1)
 
     def mixed(self, predicted: Array, shares: Array) -> Array:
-        """The mean and variance of the mixture; where experts disagree, their outputs are uncertain."""
-        f, noise, w = parts(mean_of(predicted, shares), 3)
-        apart = mean_of((parts(predicted, 3)[0] - f) ** 2, shares)
-        return np.concatenate([f, noise, w + apart], 2)
+        return disagreeing(predicted, shares, 3)
 
     def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
         if self.known is not None:
@@ -262,20 +242,16 @@ class Numbers:
         if self.known is None:
             self.noise[targets], self.count[targets] = 1.0, FIRST_ROWS
 
-    def state(self) -> dict[str, Array]:
-        return {"noise": self.noise, "count": self.count}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.noise, self.count = state["noise"], state["count"]
-
 
 FIRST_ROWS = 4.0  # rows that the first value of the noise counts for
 
 
-class Counts(_NoNoise):
+class Counts(Observing):
     """K counts, y [n, K]: Poisson with the rate exp(f + offset). Predictions [R, n, 2 K] are the mean and the variance:
     with uncertain outputs, the rate is log-normal, and the count about negative binomial.
     """
+
+    names = ("offset",)
 
     def __init__(self, targets: int) -> None:
         self.offset = np.zeros(targets)  # the log of the mean of earlier counts
@@ -310,19 +286,11 @@ class Counts(_NoNoise):
         return 0.5 * total((y - rate) ** 2 / variance - 1)
 
     def mixed(self, predicted: Array, shares: Array) -> Array:
-        rate, variance = parts(mean_of(predicted, shares), 2)
-        apart = mean_of((parts(predicted, 2)[0] - rate) ** 2, shares)
-        return np.concatenate([rate, variance + apart], 2)
+        return disagreeing(predicted, shares, 2)
 
     def follow(self, scaling: Scaling, standardized: bool) -> None:
         """Counts are relative to their mean so far."""
         self.offset = np.log(np.maximum(scaling.mean, 0.01))
-
-    def state(self) -> dict[str, Array]:
-        return {"offset": self.offset}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.offset = state["offset"]
 
 
 def _negative_binomial(y: Targets, mean: Array, variance: Array) -> Array:

@@ -55,10 +55,10 @@ class Online:
         self.rows += len(x)
         return logits.detach().softmax(1), None
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
         found = {"hidden": self.hidden.detach(), "out": self.out.detach()}
-        found |= {name: torch.from_numpy(array) for name, array in self.scaling.state().items()}
+        found |= {name: torch.from_numpy(array) for name, array in self.scaling.arrays().items()}
         for name, parameter in (("hidden", self.hidden), ("out", self.out)):
             state = self.optimizer.state[parameter] or {
                 "step": torch.zeros(()),
@@ -72,7 +72,7 @@ class Online:
         self, path: str | os.PathLike[str], notes: Mapping[str, str] = {}, beside: Mapping[str, Tensor] = {}
     ) -> None:
         """Write everything to a file from which `load` goes on bit for bit; see `evcl.streams.saved.save`."""
-        tensors = {name: tensor.detach().contiguous() for name, tensor in self._tensors().items()}
+        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors().items()}
         described = json.dumps({**self.settings, "rows": self.rows})
         save_tensors(path, {**tensors, **beside}, {**notes, NOTE: described})
 
@@ -82,7 +82,7 @@ class Online:
             described = parsed((file.metadata() or {})[NOTE])
             rows = int(described.pop("rows"))
             learner = cls(**described)
-            own = learner._tensors()
+            own = learner.tensors()
             if any(file.get_tensor(name).shape != tensor.shape for name, tensor in own.items()):
                 raise EvclError("its tensors do not fit")
             with torch.no_grad():
@@ -91,6 +91,6 @@ class Online:
             for name, parameter in (("hidden", learner.hidden), ("out", learner.out)):
                 keys = ("step", "exp_avg", "exp_avg_sq")
                 learner.optimizer.state[parameter] = {key: file.get_tensor(f"{name} {key}") for key in keys}
-            learner.scaling.restore({name: file.get_tensor(name).numpy() for name in learner.scaling.state()})
+            learner.scaling.restore({name: file.get_tensor(name).numpy() for name in learner.scaling.arrays()})
             learner.rows = rows
         return learner

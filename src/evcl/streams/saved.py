@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
@@ -16,7 +17,7 @@ from evcl._core.files import described, open_tensors, save_tensors
 from evcl.learner.saved import reading
 from evcl.nn import MLP
 from evcl.streams.alarm import Alarm
-from evcl.streams.stream import Stream
+from evcl.streams.stream import State, Stream
 
 FORMAT = 3
 NOTE = "evcl_stream"  # the name of the description in the metadata
@@ -26,7 +27,8 @@ def save(
     stream: Stream, path: str | os.PathLike[str], notes: Mapping[str, str] = {}, beside: Mapping[str, Tensor] = {}
 ) -> None:
     """Write a stream's file. `notes` are further texts for its metadata, `beside` further tensors."""
-    if stream._shape is None:
+    state = stream.state
+    if state is None:
         raise EvclError("there is nothing to save before the first row is learned")
     own = stream.network
     about = {
@@ -38,12 +40,12 @@ def save(
         "memories": None if stream.memories is None else [m if m < float("inf") else "inf" for m in stream.memories],
         "noise": stream.noise,
         "classes": stream.classes,
-        "targets": stream._targets,
-        "shape": stream._shape,
+        "targets": state.targets,
+        "shape": state.shape,
         "rows": stream.rows,
         "alarms": [alarm._asdict() for alarm in stream.alarms],
     }
-    tensors = {name: tensor.contiguous() for name, tensor in stream._state().items()}
+    tensors = {name: torch.from_numpy(array).contiguous() for name, array in state.arrays().items()}
     save_tensors(path, {**tensors, **beside}, {**notes, NOTE: json.dumps(about)})
 
 
@@ -72,23 +74,22 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stre
             noise=saved["noise"],
             **saved["settings"],
         )
-        stream._targets, stream.rows = int(saved["targets"]), int(saved["rows"])
+        targets, stream.rows = int(saved["targets"]), int(saved["rows"])
         shape = [int(n) for n in saved["shape"]]
         if (
             math.prod(shape) != tensors["scaling/mean"].numel() or min(shape) < 1
         ):  # before anything of that size is made
             raise EvclError("the shape of its rows does not fit")
-        stream._begin(np.zeros((1, *shape)), stream._targets or max(0, len(stream.classes) - 1))
+        stream.state = State(stream, np.zeros((1, *shape)), targets or max(0, len(stream.classes) - 1))
         stream.alarms = [
             Alarm(a["row"], a["surprise"], tuple(a["columns"]), a["action"], tuple(a["reasons"]))
             for a in saved["alarms"]
         ]
-        own = stream._state()
-        for name, tensor in own.items():
+        for name, array in stream.state.arrays().items():
             given = tensors.get(name)
-            if given is None or given.shape != tensor.shape or given.dtype != tensor.dtype:
+            if given is None or given.shape != array.shape or given.numpy().dtype != array.dtype:
                 raise EvclError(f"{name!r} is missing or does not fit")
             if given.is_floating_point() and not bool(given.isfinite().all()):
                 raise EvclError(f"{name!r} is not finite")
-        stream._restore(tensors)
+        stream.state.restore({name: tensor.numpy().copy() for name, tensor in tensors.items()})
         return stream

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from evcl.streams.arrays import Array, within
+from evcl.streams.state import Stateful
 
-LONGEST = 10_000  # rows: the mean and deviation forget at this rate, so that they follow slow changes
+LONGEST = 10_000.0  # rows: the mean and deviation forget at this rate, so that they follow slow changes
 FARTHEST = 10.0  # deviations: a number counts as if it were at most this far from the mean,
 ENOUGH = 30  # once there were this many rows
 FAR = 3.0  # deviations: no squashed number is farther from the mean
 
 
-class Scaling:
+class Scaling(Stateful):
     """The running mean and variance of D columns."""
+
+    names = ("count", "mean", "variance")
 
     def __init__(self, columns: int) -> None:
         self.count = 0.0
@@ -50,11 +53,8 @@ class Scaling:
     def _set_std(self) -> None:
         self.std = np.sqrt(np.where(self.variance > 1e-18 * (1 + self.mean * self.mean), self.variance, 1.0))
 
-    def state(self) -> dict[str, Array]:
-        return {"count": np.array(float(self.count)), "mean": self.mean, "variance": self.variance}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.count, self.mean, self.variance = float(state["count"]), state["mean"], state["variance"]
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        super().restore(arrays)
         self._set_std()
 
 

@@ -17,10 +17,11 @@ from evcl._core.inputs import Label, inputs, labels
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl.streams.alarm import Alarm, Columns, Detector
 from evcl.streams.arrays import Array, finite, total, within
-from evcl.streams.bank import Bank, Looked, all_states, restore
+from evcl.streams.bank import Looked
 from evcl.streams.building import bank_of
-from evcl.streams.observing import Targets, parts
+from evcl.streams.observing import parts
 from evcl.streams.scaling import FARTHEST, Scaling, squashed
+from evcl.streams.state import Stateful
 from evcl.targets import get as get_likelihood
 
 SETTINGS: dict[str, Setting] = {
@@ -44,7 +45,7 @@ SETTINGS: dict[str, Setting] = {
 }
 """The settings of a stream, by name."""
 MOST = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
-Rows = Any
+Rows = object  # what numpy or torch takes
 LARGEST = 1e100  # inputs must be smaller, so that their squares are finite
 PLAIN = (torch.float32, torch.float64)  # what numpy has, too
 
@@ -75,6 +76,41 @@ class Numbers(NamedTuple):
 
     mean: Any
     std: Any
+
+
+class State(Stateful):
+    """All that rows have taught a stream, from the first one on: x [n, ...] are its first rows."""
+
+    def __init__(self, stream: Stream, x: Array, outputs: int) -> None:
+        self.shape: tuple[int, ...] = x.shape[1:]  # of a row
+        self.targets = 0 if stream.likelihood == "categorical" else outputs  # of a row, if they are not classes
+        self.bank = bank_of(stream, x, outputs)
+        self.scaling = Scaling(x[0].size)
+        self.target_scaling = Scaling(max(1, self.targets))
+        self.detector = Detector(float(stream.settings.false_alarms))
+        self.columns = Columns(x[0].size, outputs)
+
+    def parts(self) -> dict[str, Stateful]:
+        return {
+            "bank": self.bank,
+            "scaling": self.scaling,
+            "targets": self.target_scaling,
+            "alarm": self.detector,
+            "columns": self.columns,
+        }
+
+    @quiet
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        super().restore(arrays)
+
+    def grow(self, outputs: int) -> None:
+        """Add outputs, for new classes."""
+        self.bank.experts.grow(outputs)
+        self.columns.grow(outputs)
+
+    def squashed(self, x: Array) -> Array:
+        """[n, columns]: the rows, standardised."""
+        return squashed(self.scaling.scaled(x.reshape(len(x), -1)))
 
 
 class Stream:
@@ -111,17 +147,18 @@ class Stream:
         self._places = {label: i for i, label in enumerate(self.classes)}
         self.rows = 0
         self.alarms: list[Alarm] = []
-        self._shape: tuple[int, ...] | None = None  # of a row
-        self._targets = 0  # the number of targets of a row that are not classes
+        self.state: State | None = None
         self._last: tuple[Array, Looked] | None = None  # the rows predicted last; learning them needs no second look
-        self._detector = Detector(float(self.settings.false_alarms))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.likelihood!r}, seed={self.settings.seed}, {self.rows:,} rows learned)"
 
     @quiet
     def predict_proba(self, x: Rows) -> Any:
         """[n, classes]: the probability of each of `classes`; with likelihood="bernoulli", of each label, [n, D]."""
         if self.likelihood not in ("categorical", "bernoulli"):
             raise EvclError(f"likelihood={self.likelihood!r} has no probabilities: use predictions")
-        return _as_given(self._predicted(self._inputs(x)), x)
+        return self._answer(self._predicted(self._inputs(x)), x)
 
     @quiet
     def predict(self, x: Rows) -> Any:
@@ -131,36 +168,30 @@ class Stream:
             if not self.classes:
                 raise EvclError("no class is known before the first row is learned")
             return np.array(self.classes)[found.argmax(1)]
-        own = (found > 0.5).astype(np.int64) if self.likelihood == "bernoulli" else self._numbers(found).mean
-        return _as_given(own[:, 0] if own.shape[1] == 1 else own, x)
+        return _narrow((found > 0.5).astype(np.int64) if self.likelihood == "bernoulli" else self._numbers(found)[0], x)
 
     @quiet
     def predictions(self, x: Rows) -> Numbers:
         """Numbers or counts, with their uncertainty. Before the first row they are 0 and 1."""
         if self.likelihood not in ("gaussian", "poisson"):
             raise EvclError(f"likelihood={self.likelihood!r} has no numbers: use predict_proba")
-        return self._shaped(self._numbers(self._predicted(self._inputs(x))), x)
+        found: Numbers = self._answer(self._predicted(self._inputs(x)), x)
+        return found
 
     @quiet
-    def learn(self, x: Rows, y: Any) -> Report:
+    def learn(self, x: Rows, y: object) -> Report:
         """Learn rows, each once. Labels that are new become new classes."""
         checked = self._inputs(x)
-        target = self._checked_targets(y, checked)
-        return self._learn(checked, target)
+        return self._learn(checked, self._checked_targets(y, checked))
 
     @quiet
-    def step(self, x: Rows, y: Any) -> tuple[Any, Report]:
+    def step(self, x: Rows, y: object) -> tuple[Any, Report]:
         """Predict, then learn: what `predict_proba` (or `predictions`) returns before the rows are learned, and the
         report.
         """
         checked = self._inputs(x)
-        target = self._checked_targets(y, checked)
-        found = self._predicted(checked)
-        if self.likelihood in ("gaussian", "poisson"):
-            predicted: Any = self._shaped(self._numbers(found), x)
-        else:
-            predicted = _as_given(found, x)
-        return predicted, self._learn(checked, target)
+        targets = self._checked_targets(y, checked)
+        return self._answer(self._predicted(checked), x), self._learn(checked, targets)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole state to a safetensors file, from which `Stream.load` goes on bit for bit."""
@@ -178,26 +209,27 @@ class Stream:
     @property
     def shares(self) -> dict[float, float]:
         """How probable each memory is now: the number of rows -> the probability of the experts that remember them."""
-        if self._shape is None:
+        if self.state is None:
             return {}
-        memories = self._bank.experts.memories
-        found = dict.fromkeys(memories, 0.0)
-        for memory, share in zip(memories, self._bank.shares.shares.tolist(), strict=True):
+        bank = self.state.bank
+        found = dict.fromkeys(bank.experts.memories, 0.0)
+        for memory, share in zip(bank.experts.memories, bank.shares.shares.tolist(), strict=True):
             found[memory] += share
         return found
 
-    # What follows is the work: inputs are checked first, so that an error leaves the state as it was.
+    # What a user hands in is checked first, so that an error leaves the state as it was.
 
     def _inputs(self, x: Rows) -> Array:
         """[n, ...], copied: a caller may use its memory again. A single row becomes a batch of one."""
+        shape = None if self.state is None else self.state.shape
         given = x.numpy() if isinstance(x, Tensor) and x.dtype in PLAIN and not x.requires_grad and x.is_cpu else x
         given = given if isinstance(given, Tensor) else np.asarray(given)
-        one = given.ndim == 1 if self._shape is None else tuple(given.shape) == self._shape
+        one = given.ndim == 1 if shape is None else tuple(given.shape) == shape
         rows = given[None] if one else given
         if isinstance(rows, Tensor) or rows.dtype.kind != "f" or rows.ndim < 2 or not (rows.size and finite(rows)):
             rows = inputs(rows, torch.float64, "cpu").numpy()  # or it says what is wrong
-        if self._shape is not None and rows.shape[1:] != self._shape:
-            raise EvclError(f"a row had the shape {self._shape} at first, but now {rows.shape[1:]}")
+        if shape is not None and rows.shape[1:] != shape:
+            raise EvclError(f"a row had the shape {shape} at first, but now {rows.shape[1:]}")
         if (largest := np.maximum.reduce(np.abs(rows), None)) >= LARGEST:
             raise EvclError(f"x has {largest:g}, but must be below {LARGEST:g} in absolute value")
         return np.array(rows, np.float64, order="C")
@@ -208,151 +240,111 @@ class Stream:
             y = [y.item() if isinstance(y, (Tensor, np.generic)) else y]
         found = self._kind.read(torch.from_numpy(x), y, "learn")
         if isinstance(found, Tensor):
-            if self._targets and found.shape[1] != self._targets:
-                raise EvclError(f"a row had {self._targets} targets at first, but now {found.shape[1]}")
+            if self.state is not None and found.shape[1] != self.state.targets:
+                raise EvclError(f"a row had {self.state.targets} targets at first, but now {found.shape[1]}")
             return found.numpy()
         if self.classes and type(found[0]) is not type(self.classes[0]):
             kinds = type(self.classes[0]).__name__, type(found[0]).__name__
             raise EvclError(f"labels were of type {kinds[0]} at first, but now {kinds[1]}")
         return found
 
-    def _begin(self, x: Array, count: int) -> None:
-        """Make the networks, for rows like x and this many outputs."""
-        self._bank: Bank = bank_of(self, x, count)  # first: it may refuse the rows
-        self._shape = tuple(x.shape[1:])
-        self._targets = 0 if self.likelihood == "categorical" else count
-        self._scaling = Scaling(x[0].size)
-        self._target_scaling = Scaling(max(1, self._targets))
-        self._columns = Columns(x[0].size, count)
+    # --- predicting --------------------------------------------------------------------------------------------------
 
-    def _scaled(self, x: Array) -> Array:
-        if not self.settings.standardize:
-            return x
-        return self._squashed(x).reshape(x.shape)
+    def _pieces(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
+        """The rows that are looked at and learned at once."""
+        outputs = max(1, len(self.classes) - 1, self.state.targets if self.state else 0)
+        size = max(1, MOST // outputs)
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def _squashed(self, x: Array) -> Array:
-        return squashed(self._scaling.scaled(x.reshape(len(x), -1)))
-
-    def _looked(self, x: Array) -> Looked:
+    def _looked(self, state: State, x: Array) -> Looked:
         if self._last is not None and self._last[0].shape == x.shape and (self._last[0] == x).all():
             return self._last[1]
-        self._last = x, self._bank.look(self._scaled(x))
+        self._last = x, state.bank.look(state.squashed(x).reshape(x.shape) if self.settings.standardize else x)
         return self._last[1]
-
-    def _pieces(self) -> int:
-        outputs = max(1, len(self.classes) - 1, self._targets)
-        return max(1, MOST // outputs)
 
     def _predicted(self, x: Array) -> Array:
         """[n, ...]: what the bank predicts; before any row, all classes are equally probable."""
-        if self._shape is None:
+        if self.state is None:
             width = len(self.classes)
             return np.full((len(x), width), 1 / max(1, width))
-        found = np.concatenate([self._looked(piece).together[0] for piece in _split(x, self._pieces())])  # a copy
+        found = np.concatenate([self._looked(self.state, piece).together[0] for piece in self._pieces(x)])  # a copy
         if not finite(found) and not (fine := np.isfinite(found).all(1)).all():
             raise BadExample(
                 "its prediction is not finite: its inputs are too large for the network", int(fine.argmin())
             )
         return found
 
-    def _numbers(self, found: Array) -> Numbers:
-        """[n, D] each, in the units of the targets."""
-        if self._shape is None:
-            return Numbers(np.zeros((len(found), 1)), np.ones((len(found), 1)))
+    def _numbers(self, found: Array) -> tuple[Array, Array]:
+        """[n, D] each: the mean and the standard deviation, in the units of the targets."""
+        if self.state is None:
+            return np.zeros((len(found), 1)), np.ones((len(found), 1))
         if self.likelihood == "poisson":
             mean, variance = parts(found, 2)
-            return Numbers(mean, np.sqrt(variance))
+            return mean, np.sqrt(variance)
         mean, noise, uncertain = parts(found, 3)
-        std = np.sqrt(noise + uncertain)
-        if not self.settings.standardize or not self._target_scaling.count:
-            return Numbers(mean, std)
-        scale = self._target_scaling.std
-        return Numbers(self._target_scaling.mean + scale * mean, scale * std)
+        std, scaling = np.sqrt(noise + uncertain), self.state.target_scaling
+        if not self.settings.standardize or not scaling.count:
+            return mean, std
+        return scaling.mean + scaling.std * mean, scaling.std * std
 
-    @staticmethod
-    def _shaped(found: Numbers, x: Rows) -> Numbers:
-        return Numbers(*(_as_given(one[:, 0] if one.shape[1] == 1 else one, x) for one in found))
+    def _answer(self, found: Array, x: Rows) -> Any:
+        """A prediction as the user gets it: numbers, or probabilities."""
+        if self.likelihood in ("gaussian", "poisson"):
+            return Numbers(*(_narrow(one, x) for one in self._numbers(found)))
+        return _as_given(found, x)
+
+    # --- learning ----------------------------------------------------------------------------------------------------
 
     def _learn(self, x: Array, y: Any) -> Report:
         if self.likelihood == "categorical":
             new = [label for label in dict.fromkeys(y) if label not in self._places]
-            before, begun = len(self.classes), self._shape is not None
-            if not begun:
-                self._begin(x, before + len(new) - 1)
+            before = len(self.classes)
+            if self.state is None:
+                self.state = State(self, x, before + len(new) - 1)
+            elif new:
+                self.state.grow(before + len(new) - max(1, before))
+                self._last = None
             self.classes += new
             self._places |= {label: before + i for i, label in enumerate(new)}
-            if begun and new:
-                more = len(self.classes) - max(1, before)
-                self._bank.experts.grow(more)
-                self._columns.grow(more)
-                self._last = None
-            place: Targets = np.array([self._places[label] for label in y])
-        else:
-            if self._shape is None:
-                self._begin(x, y.shape[1])
-            place = y
-        size = self._pieces()
+            y = np.array([self._places[label] for label in y])
+        elif self.state is None:
+            self.state = State(self, x, y.shape[1])
         surprises, alarm = [], None
-        for piece, own in zip(_split(x, size), _split(place, size), strict=True):
-            surprise, raised = self._learn_piece(piece, own)
+        for piece, own in zip(self._pieces(x), self._pieces(y), strict=True):
+            surprise, raised = self._learn_piece(self.state, piece, own)
             surprises.append(surprise)
             alarm = alarm or raised
         return Report(self.rows, sum(surprises) / len(x), alarm)
 
-    def _learn_piece(self, x: Array, y: Array) -> tuple[float, Alarm | None]:
+    def _learn_piece(self, state: State, x: Array, y: Array) -> tuple[float, Alarm | None]:
         """The sum of the rows' surprises, and the alarm that they raised."""
-        if self._targets and not self.rows:
-            own = Scaling(self._targets)
+        standardize, observing = bool(self.settings.standardize), state.bank.experts.observing
+        if state.targets and not self.rows:
+            own = Scaling(state.targets)
             own.add(y)
-            self._follow(own)
-        y_scaled = self._scaled_targets(y)
-        looked = self._looked(x)
-        observing = self._bank.experts.observing
-        surprise = observing.surprise(looked.together, y_scaled)
-        raised = self._detector.learn(observing.softer(looked.together, y_scaled))
-        learned = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
+            observing.follow(own, standardize)
+        target = y
+        if self.likelihood == "gaussian" and standardize:
+            target = within(state.target_scaling.scaled(y), -FARTHEST, FARTHEST)
+        looked = self._looked(state, x)
+        surprise = observing.surprise(looked.together, target)
+        raised = state.detector.learn(observing.softer(looked.together, target))
+        learned = state.bank.learn(looked, target, self.settings.inner_steps)
         self._last = None
-        z = looked.x.reshape(len(x), -1) if self.settings.standardize else self._squashed(x)
-        self._columns.learn(z, learned.e, learned.b)
-        self._scaling.add(x.reshape(len(x), -1))
-        if self._targets:
-            self._target_scaling.add(y)
-            self._follow(self._target_scaling)
+        state.columns.learn(looked.x.reshape(len(x), -1) if standardize else state.squashed(x), learned.e, learned.b)
+        state.scaling.add(x.reshape(len(x), -1))
+        if state.targets:
+            state.target_scaling.add(y)
+            observing.follow(state.target_scaling, standardize)
         alarm = None
         if raised is not None:
-            columns, reasons = self._columns.moved()
-            alarm = Alarm(
-                self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, learned.replaced), reasons
-            )
+            row, height = raised
+            columns, reasons = state.columns.moved()
+            action = _action(self.shares, learned.replaced)
+            alarm = Alarm(self.rows + row, math.log(height), columns, action, reasons)
             self.alarms.append(alarm)
         self.rows += len(x)
         return float(total(surprise)), alarm
-
-    def _follow(self, scaling: Scaling) -> None:
-        self._bank.experts.observing.follow(scaling, bool(self.settings.standardize))
-
-    def _scaled_targets(self, y: Array) -> Array:
-        if self.likelihood != "gaussian" or not self.settings.standardize:
-            return y
-        return within(self._target_scaling.scaled(y), -FARTHEST, FARTHEST)
-
-    def _parts(self) -> dict[str, Any]:
-        """What has a state, each under a prefix for its names."""
-        return {
-            "bank/": self._bank,
-            "scaling/": self._scaling,
-            "targets/": self._target_scaling,
-            "alarm/": self._detector,
-            "columns/": self._columns,
-        }
-
-    def _state(self) -> dict[str, Tensor]:
-        """Every tensor that rows change, by name."""
-        return {name: torch.from_numpy(array) for name, array in all_states(self._parts()).items()}
-
-    @quiet
-    def _restore(self, state: Mapping[str, Tensor]) -> None:
-        restore(self._parts(), {name: tensor.numpy().copy() for name, tensor in state.items()})
 
 
 def _as_given(found: NDArray[Any], x: Rows) -> Any:
@@ -360,8 +352,9 @@ def _as_given(found: NDArray[Any], x: Rows) -> Any:
     return torch.from_numpy(found) if isinstance(x, Tensor) else found
 
 
-def _split(rows: NDArray[Any], size: int) -> list[NDArray[Any]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+def _narrow(found: NDArray[Any], x: Rows) -> Any:
+    """[n] of [n, 1]: a single target needs no second axis."""
+    return _as_given(found[:, 0] if found.shape[1] == 1 else found, x)
 
 
 def _memories(given: Sequence[float] | None) -> tuple[float, ...] | None:

@@ -277,7 +277,11 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
         Raised(int(row), None if when is None else float(when), float(surprise), *_texts(columns, action, reasons))
         for row, when, surprise, columns, action, reasons in told["raised"]
     ]
-    fits = LIKELIHOODS[found.kind] == stream.likelihood and stream._shape == (found.encoder.inputs,)
+    fits = (
+        LIKELIHOODS[found.kind] == stream.likelihood
+        and stream.state is not None
+        and stream.state.shape == (found.encoder.inputs,)
+    )
     if not fits or any(type(label) is not int or not 0 <= label < len(found.labels) for label in stream.classes):
         raise EvclError("its columns and labels do not fit its network")
     if "x" in tensors:

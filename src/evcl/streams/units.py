@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl.streams.arrays import Array, diagonal_matrices, less_squares, total, transposed
-from evcl.streams.filters import ArrayFilter, Full, inflate, rooted
+from evcl.streams.filters import Filter, Full, inflate, rooted
 from evcl.streams.jacobian import Perceptron
 
 
@@ -117,13 +117,13 @@ class Layers:
         return total(np.stack([layer.change(part) for layer, part in parts]), 0)
 
 
-class Units(ArrayFilter):
+class Units(Filter):
     """`blocks` [R, units, size, size]: the covariance of each unit's weights, for each hidden layer and the outputs."""
 
     network: Perceptron
 
     def __init__(self, network: Perceptron, mean: Array, prior: Array) -> None:
-        self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
+        super().__init__(network, mean, prior)
         self.blocks = [np.stack([diagonal_matrices(own)] * len(mean)) for own in self._own(prior)]
 
     @classmethod
@@ -148,7 +148,7 @@ class Units(ArrayFilter):
             found.append(weights[start:end].reshape(-1, size))
         return found
 
-    def look(self, weights: Array, x: Array) -> tuple[Array, Layers]:  # type: ignore[override]
+    def look(self, weights: Array, x: Array) -> tuple[Array, Layers]:
         f, hidden, last = self.network.backward(weights, x)
         layers = [Layer(a, delta, block) for (a, delta), block in zip(hidden, self.blocks, strict=False)]
         return f, Layers(layers, Outputs(last, self.blocks[-1]))
@@ -165,12 +165,12 @@ class Units(ArrayFilter):
             inflate(block, own, kept)
 
     def grow(self, mean: Array, prior: Array) -> None:
-        self.widen(mean, prior)
+        super().grow(mean, prior)
         new = diagonal_matrices(prior.reshape(-1, len(self.network.row)))
         self.blocks[-1] = np.concatenate([self.blocks[-1], np.stack([new] * len(self.mean))], 1)
 
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
-        self.mean[targets] = mean
+        super().reset(targets, mean)
         for own, block in zip(self._own(self.prior), self.blocks, strict=True):
             block[targets] = diagonal_matrices(own)
 
@@ -178,9 +178,9 @@ class Units(ArrayFilter):
         for array in (self.mean, *self.blocks):
             array[target] = array[source]
 
-    def state(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
         return {"mean": self.mean, **{f"block {i}": block for i, block in enumerate(self.blocks)}}
 
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.mean = state["mean"]
-        self.blocks = [state[f"block {i}"] for i in range(len(self.blocks))]
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        self.mean = arrays["mean"]
+        self.blocks = [arrays[f"block {i}"] for i in range(len(self.blocks))]
