@@ -10,6 +10,7 @@ from torch.distributions import Normal, kl_divergence
 
 import evcl
 from evcl.posterior import Gaussian, Layout
+from evcl.posterior.classes import ClassMeans
 from evcl.posterior.kronecker import Block, KroneckerGaussian
 
 
@@ -124,6 +125,52 @@ def test_evidence_of_kronecker_products_is_added_and_taken_away(generator):
         rows.minus(q)
     with pytest.raises(evcl.EvclError, match="a sum of 3 Kronecker products has no root: merge them into one"):
         kronecker(generator, 3).draw(q.mean)
+
+
+# --- classes on fixed features --------------------------------------------------------------------------------------
+
+
+def class_means(f, y, classes=3):
+    """What these rows say about the means of their classes, each statistic by its definition."""
+    count = torch.stack([(y == c).sum() for c in range(classes)]).double()
+    mean = torch.stack([f[y == c].mean(0) if count[c] else torch.zeros(f.shape[1]).double() for c in range(classes)])
+    away = f - mean[y]
+    return ClassMeans(count[None], mean[None], (away.T @ away)[None], pseudo=0.4)
+
+
+def test_rows_of_classes_are_added_and_taken_away_exactly(generator):
+    f = torch.randn(60, 4, generator=generator).double() + 3
+    y = torch.arange(60) % 2
+    y[50:] = 2  # a class that only the new rows have
+    old, new, every = class_means(f[:40], y[:40]), class_means(f[40:], y[40:]), class_means(f, y)
+    both = old.plus(new)
+    for found, wanted in ((both, every), (both.minus(new), old), (both.minus(old), new)):
+        for name in ("count", "mean", "scatter"):
+            torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+    with pytest.raises(evcl.EvclError, match="class 2 would have -10 rows: this evidence is not in there"):
+        old.minus(new)
+    wide = ClassMeans(new.count / 10, new.mean, new.scatter * 9, new.pseudo)
+    with pytest.raises(evcl.EvclError, match="the scatter of its features would have the eigenvalue -"):
+        every.minus(wide)
+
+
+def test_the_means_of_classes_are_the_gaussian_of_its_whole_matrix(generator):
+    f, y = torch.randn(40, 4, generator=generator).double(), torch.arange(40) % 3
+    q, prior = class_means(f, y), class_means(1.5 * f[:20] + 1, y[:20])
+
+    def whole(one):
+        n = one.count.sum()
+        covariance = (one.scatter[0] + 0.4 * one.scatter[0].trace() / (4 * n) * torch.eye(4)) / (n + 0.4)
+        blocks = torch.block_diag(*(covariance / c for c in one.count[0]))
+        return torch.distributions.MultivariateNormal(one.mean.flatten(), blocks)
+
+    v = torch.randn(1, 3, 4, generator=generator).double()
+    own = whole(q)
+    torch.testing.assert_close(q.precision_times(v).flatten(), own.precision_matrix @ v.flatten())
+    root = torch.stack([(q.draw(e.view(1, 3, 4)) - q.mean).flatten() for e in torch.eye(12).double()], 1)
+    torch.testing.assert_close(root @ root.T, own.covariance_matrix)
+    torch.testing.assert_close(q.kl(prior)[0], kl_divergence(own, whole(prior)))
+    torch.testing.assert_close(q.views()["mean"].variance().flatten(), own.variance)
 
 
 # --- as a user sees it ----------------------------------------------------------------------------------------------

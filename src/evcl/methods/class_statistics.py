@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from evcl.methods.merging import Moved, summed
 from evcl.methods.method import Asked
 from evcl.nn import BayesianNetwork, Gaussian, outputs
 from evcl.nn.sizes import ON_GPU, PASS_NUMBERS
+from evcl.posterior.classes import ClassMeans
 
 FIELD, GRID = 7, 4  # of the convolutions: D / 16 filters of 7 x 7 pixels, averaged over 4 x 4 fields
 SMALLEST = 8  # images with fewer pixels than this along a side are flattened
@@ -59,23 +61,17 @@ class Statistics:
         count, mean = double(every[:, :, 0]), double(every[:, :, 1:])
         weights, offsets = [], []
         for r, (n, m, t) in enumerate(zip(count, mean, self.temperature, strict=True)):
-            solved = torch.cholesky_solve(m.T, self.root(r))
+            solved = torch.cholesky_solve(m.T, self.posterior(r).root[0])
             weights.append(solved / t)
             offsets.append((n.log() - n.sum().log() - 0.5 * (m.T * solved).sum(0)) / t)
         return torch.stack(weights).to(every), torch.stack(offsets).to(every)
 
-    def root(self, r: int) -> Tensor:
-        """[D, D]: the Cholesky factor of S, for replica r."""
-        scatter = square(double(self.common["scatter"][r]))
-        rows, k = double(torch.cat(list(self.classes.values()), 1)[r, :, 0]).sum(), ADDED * len(scatter)
-        spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
-        scatter.diagonal().add_(k * spread)
-        found, failed = torch.linalg.cholesky_ex(scatter / (rows + k))
-        if int(failed):
-            what = "the inputs of some examples are too large beside the others to learn a likelihood per class"
-            raise EvclError(f"{what}: scale them, or leave these examples out")
-        root: Tensor = found
-        return root
+    def posterior(self, r: int, classes: Tensor | None = None) -> ClassMeans:
+        """The posterior of replica r over the classes of all heads, or over these [C, 1 + D], in float64."""
+        every = torch.cat([one[r] for one in self.classes.values()]) if classes is None else classes
+        scatter = square(double(self.common["scatter"][r])).unsqueeze(0)
+        count, mean = double(every[None, :, 0]), double(every[None, :, 1:])
+        return ClassMeans(count, mean, scatter, ADDED * scatter.shape[1])
 
     def with_inputs(self, count: int) -> Statistics:
         """The same statistics, with this many more inputs, which were 0 in all rows so far."""
@@ -97,30 +93,26 @@ class Statistics:
             one.joined(one.classes)  # raises if they do not fit each other
             if any(not torch.equal(one.common[name], self.common[name]) for name in ("centre", "scale")):
                 raise EvclError(f"{to.name}: its inputs are scaled in another way than the base's")
-        squares: list[Tensor] = []  # for each part, the sum of f f^T over its rows
-        sums: list[dict[int, Tensor]] = []  # for each part and head, [C, 1 + D]: the number of rows and the sum of f
+        heads = dict.fromkeys(to.heads[j][0] for one, to in zip(parts, moved, strict=True) for j in one.classes)
+        width, like = 1 + side_of(self.common["scatter"].shape[1]), self.common
+        starts = dict(zip(heads, accumulate((moved[0].sizes[k] for k in heads), initial=0), strict=False))
+        each = []  # the posterior of each part, over the classes of the merged model
         for one, to in zip(parts, moved, strict=True):
-            whole = square(one.common["scatter"][0].double())
-            own = {k: whole.new_zeros(size, 1 + len(whole)) for k, size in to.sizes.items()}
-            for k, given in one.classes.items():
-                count, mean = given[0, :, :1].double(), given[0, :, 1:].double()
-                whole = whole + (count * mean).T @ mean
-                into, place = to.heads[k]
-                own[into].index_add_(0, place, torch.cat([count, count * mean], 1))
-            squares.append(whole)
-            sums.append(own)
-        like, whole, classes = self.common, summed(squares[0], squares[1:]), {}
-        for k in dict.fromkeys(to.heads[j][0] for one, to in zip(parts, moved, strict=True) for j in one.classes):
-            every = summed(sums[0][k], [some[k] for some in sums[1:]])
-            count = every[:, :1].clamp_min(0)
-            mean = torch.where(count > 0, every[:, 1:] / count.clamp_min(1e-12), 0.0)
-            whole = whole - (count * mean).T @ mean
-            classes[k] = torch.cat([count, mean], 1).to(like["scatter"]).unsqueeze(0)
+            rows = like["scatter"].new_zeros(sum(to.sizes[k] for k in heads), width)
+            for j, given in one.classes.items():
+                into, place = to.heads[j]
+                rows[starts[into] + place] = given[0]
+            each.append(one.posterior(0, rows))
+        whole = each[0]
+        for site in each[1:]:
+            whole = whole.plus(site.minus(each[0]))
+        every = torch.cat([whole.count[0].unsqueeze(1), whole.mean[0]], 1).to(like["scatter"]).unsqueeze(0)
+        classes = dict(zip(heads, every.split([moved[0].sizes[k] for k in heads], 1), strict=True))
         common = {name: like[name] for name in ("centre", "scale")}
         for name in ("nll", "squares"):
             if name in like:
                 common[name] = summed(like[name], [one.common[name] for one in sites])
-        return Statistics(classes, {**common, "scatter": triangle(whole).to(like["scatter"]).unsqueeze(0)})
+        return Statistics(classes, {**common, "scatter": triangle(whole.scatter[0]).to(like["scatter"]).unsqueeze(0)})
 
     def joined(self, heads: Iterable[int]) -> Tensor:
         """[R, C, 1 + D]: the classes of these heads. Files are not trusted: tensors that do not belong together are

@@ -135,7 +135,7 @@ def familiarity(statistics: Statistics, round_: Round, heads: Iterable[int]) -> 
 
 def _trust(statistics: Statistics, classes: Sequence[Tensor], x: Tensor, n: int, r: int, seed: int) -> Tensor:
     """[heads]: the familiarity of n rows, of which x [N, ...] are some, for heads with these classes and replica r."""
-    root = statistics.root(r)
+    root = statistics.posterior(r).root[0]
 
     def whitened(f: Tensor) -> Tensor:
         found: Tensor = torch.linalg.solve_triangular(root, double(f).T, upper=False).T
