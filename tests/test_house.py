@@ -25,9 +25,9 @@ BUDGETS = {
     "lines of tests": 45_300,
 }
 WALKS = {  # how many functions and classes are entered for the first time, and in how many files
-    "learn a second task": (395, 65),
+    "learn a second task": (396, 66),
     "learn a row": (77, 14),
-    "evcl run": (900, 140),
+    "evcl run": (901, 141),
     "evcl learn": (1145, 188),
     "evcl report": (230, 37),
 }
