@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.full)
         if item.get_closest_marker("records") and not RECORDS.is_dir():
             item.add_marker(pytest.mark.skip(reason="needs the records of experiments/: only the repository has them"))
+
+
+def pytest_collection_finish():
+    """What is imported by now stays until the end: the collector of garbage does not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
