@@ -96,6 +96,12 @@ def test_the_house_is_within_its_budgets():
     assert {name: found[name] for name in BUDGETS if found[name] > BUDGETS[name]} == {}
 
 
+def test_every_package_says_what_comes_in_what_goes_out_and_what_may_be_touched():
+    abouts = {path: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in SOURCE.glob("**/*/__init__.py")}
+    words = ("In: ", " Out: ", "To change: ")
+    assert [path for path, about in abouts.items() if not all(word in (about or "") for word in words)] == []
+
+
 # Each walk is made in a copy of a process that has imported torch, or nothing for the report, which needs no torch.
 PROGRAM = """
 import contextlib, io, json, os, sys

@@ -1,4 +1,9 @@
-"""Benchmarks: sequences of tasks, made from arrays."""
+"""Benchmarks: sequences of tasks, made from arrays.
+
+In: arrays, of `evcl.data` or the user's. Out: a `Benchmark` of `Task`s, by name or from the user's arrays.
+To change: entries can be added (`register`). Fixed: the rows of a registered benchmark and their order, which are
+part of its results: another stream is another name.
+"""
 
 from typing import TYPE_CHECKING
 

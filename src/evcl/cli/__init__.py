@@ -1,4 +1,10 @@
-"""The command line. `app.py` registers the commands; the other files each define a group of them."""
+"""The command line. `app.py` registers the commands; the other files each define a group of them.
+
+In: words of a command line. Out: text, through `progress.py` alone, and a status: 0, 1 for an error, 2 for wrong
+usage.
+To change: words and layout of what is printed. A command parses, calls one function and prints. Fixed: no heavy
+import at the top of a file: `evcl --help` starts without torch (`tests/test_install.py`).
+"""
 
 import sys
 

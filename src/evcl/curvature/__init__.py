@@ -1,4 +1,10 @@
-"""Estimate from data how much each weight of a network matters."""
+"""Estimate from data how much each weight of a network matters.
+
+In: a network, its weights and rows. Out: the Fisher information, diagonal or as Kronecker factors, and kernels of
+outputs.
+To change: how it is computed; `tests/curvature` compares each with a naive loop. Fixed: the draws of labels (golden
+numbers).
+"""
 
 from evcl.curvature.fisher import KINDS, Sample, fisher, sensitivity, spread_out
 from evcl.curvature.kernel import kernels

@@ -1,4 +1,9 @@
-"""Data sets: fetched from several sources, verified by checksum, and returned as uint8 arrays."""
+"""Data sets: fetched from several sources, verified by checksum, and returned as uint8 arrays.
+
+In: a name of the catalogue. Out: arrays whose hash is the catalogue's, memory-mapped from the cache.
+To change: sources and formats. Fixed: the hashes in the catalogue. No pickle is read, and no archive is unpacked to
+disk.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,9 @@
-"""The learner, the main object of the library: a network that learns one task after another."""
+"""The learner, the main object of the library: a network that learns one task after another.
+
+In: a torch module, a method, and rows with labels. Out: predictions, measurements, a model file.
+To change: how input is read and options are checked. Fixed: files of earlier versions are read (`saved.py`, and
+`tests/fixtures`, which are never made again), and a call that fails leaves the learner as it was.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,10 @@
-"""What each method does, and what a method of your own is made of."""
+"""What each method does, and what a method of your own is made of.
+
+In: what a method kept of earlier tasks, and the rows of a round. Out: `Fit`s, which the engine runs, then `Learned`:
+the posterior and the memory. `method.py` is the contract, `memory.py` the kinds of memory.
+To change: a method can be added in one file. Every [R, P] tensor covers all weights, and `learn` is a function of
+(seed, purpose, round) between two yields, so that it can be stopped and resumed. Fixed: golden numbers.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,10 @@
-"""Turn a torch module into one with Gaussian weights."""
+"""Turn a torch module into one with Gaussian weights.
+
+In: any torch module. Out: a `BayesianNetwork`, whose layers draw their weights, for R replicas in one batch [R*B,
+...].
+To change: layers can be added (`register`); `tests/nn/test_every_layer.py` compares each with a naive one. Fixed:
+only Bayesian layers unfold replicas, and the order of the weights in a layout, which model files depend on.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,9 @@
 """What is believed about the weights, as a value: what a network is trained to, and what the next task starts from.
 
 In: means, and precisions in one of the structures. Out: draws, products with the precision, KL divergences, and the
-posterior with more or less evidence. A structure knows names and shapes, and no network: those are in `evcl.nn`.
+posterior with more or less evidence.
+To change: structures can be added. Fixed: the closed forms (`tests/posterior`). A structure knows names and shapes,
+and no network: those are in `evcl.nn`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,10 @@
-"""Reports: tables, figures and an HTML page from results."""
+"""Reports: tables, figures and an HTML page from results.
+
+In: folders of results, read by `evcl.experiments`. Out: tables for a terminal, Markdown, CSV and LaTeX; figures; a
+page.
+To change: what is shown, and how. The page loads nothing, and lists its scripts by their hashes (`html_page.py`);
+`tests/report/test_browser.py` opens it. Fixed: a report is made without torch.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,9 @@
-"""Reinforcement learning: agents that learn a stream of environments, one after another."""
+"""Reinforcement learning: agents that learn a stream of environments, one after another.
+
+In: environments side by side, as gymnasium has them. Out: an `Agent`, and the returns on every task after each.
+To change: algorithms; the methods are the library's own, and only `methods.py` gives them other settings. Fixed:
+golden numbers (`tests/test_golden_applications.py`), and tensors are [T, B]: T steps of B environments.
+"""
 
 import warnings
 from collections.abc import Sequence

@@ -1,4 +1,9 @@
-"""Streams without boundaries: `evcl.Stream` learns rows in order, predicts before it learns, and notices changes."""
+"""Streams without boundaries: `evcl.Stream` learns rows in order, predicts before it learns, and notices changes.
+
+In: rows in order, of arrays, files or a named source. Out: predictions, scores, alarms, a model file; no tasks.
+To change: filters, experts and alarms, each a `State` of arrays by name. Fixed: golden numbers, and a row is
+predicted before it is learned; files of earlier versions are read (`saved.py`).
+"""
 
 from typing import TYPE_CHECKING
 

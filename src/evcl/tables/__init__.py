@@ -1,4 +1,10 @@
-"""Your own data: a model that learns files of examples one after another, and predicts files."""
+"""Your own data: a model that learns files of examples one after another, and predicts files.
+
+In: files: CSV, Excel, Parquet, Arrow, DuckDB, NPY, NPZ, folders of images. Out: a model file that includes the
+encoding of the columns, and files of predictions.
+To change: readers can be added (`source.py` is their interface). Fixed: an encoding is only ever extended, and models
+in `tests/tables/kept` are read, and never made again.
+"""
 
 from evcl.tables.asked import Learning, Predicting
 from evcl.tables.commands import Learned, checkpoint_folder, export, learn, learn_file

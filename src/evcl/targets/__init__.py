@@ -1,4 +1,9 @@
-"""Likelihoods: they turn the network's outputs into an NLL, predictions and the targets of the Fisher."""
+"""Likelihoods: they turn the network's outputs into an NLL, predictions and the targets of the Fisher.
+
+In: targets as a user has them, and outputs of a head. Out: an NLL, predictions with uncertainty, measurements.
+To change: a kind of target can be added as one object (`likelihood.py` is the contract): no other package asks what
+kind it is. Fixed: golden numbers.
+"""
 
 from evcl._core.errors import EvclError
 from evcl.targets.bound import Bound

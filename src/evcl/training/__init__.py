@@ -1,4 +1,9 @@
-"""Training: one step, one fit, one round of a method, a whole stream. Also prediction."""
+"""Training: one step, one fit, one round of a method, a whole stream. Also prediction.
+
+In: a network, a method and the rows of tasks. Out: the state after a round, histories, checkpoints, predictions.
+To change: how fast a step is (`paths.py`). No file knows a method, or a field of its memory. Fixed: golden numbers;
+resumed from a checkpoint, a run ends with the same bits; a round that fails leaves the state as it was.
+"""
 
 from evcl._core.ranks import joined
 from evcl.methods import Reread, TaskData
