@@ -11,7 +11,6 @@ from evcl.learner import card
 from evcl.learner.saved import FORMAT
 from evcl.nn import MLP, Prior, head_names
 from evcl.nn.lora import adapter_tensors, base_hash
-from evcl.targets import CATEGORICAL
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
@@ -78,9 +77,7 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         description |= {"records": learner.parts.records, "versions": card.versions()}
     if learner.parts.shape is not None:
         description["shape"] = list(learner.parts.shape)
-    if run.likelihood is not CATEGORICAL:
-        told = {name: scale.described() for name, scale in session.scales.items()}
-        description |= {"likelihood": run.likelihood.name, "scales": told}
+    description |= run.likelihood.described(session.scales)
     if run.network.whole:
         description["outputs"] = run.network.whole
     if learner.parts.accumulate != 1:

@@ -29,7 +29,6 @@ from evcl._core.version import __version__
 from evcl.learner.plain import plain_networks
 from evcl.methods.class_statistics import Likelihood, statistics_in
 from evcl.nn import MLP
-from evcl.targets import CATEGORICAL
 from evcl.training.predict import draws as weight_draws
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ def export(
         raise EvclError(f"{path} should end in {' or '.join(SUFFIXES)}: ONNX, or a program of torch.export")
     if what not in WHAT:
         raise EvclError(f"what must be {' or '.join(map(repr, WHAT))}, not {what!r}")
-    if learner.parts.run.likelihood is not CATEGORICAL:
+    if not learner.parts.run.likelihood.softmax:
         raise EvclError("only learners of classes can be exported: for other targets, use mean_network")
     if samples is not None:
         samples = int(BAYESIAN["predict_samples"].check("samples", samples))

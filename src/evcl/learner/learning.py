@@ -28,7 +28,6 @@ from evcl.learner.held_out import HeldOut
 from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
 from evcl.learner.weights import check_order, weighted, with_weights
-from evcl.targets import CATEGORICAL, Energy
 from evcl.targets.scale import far_outside, limited
 from evcl.training import Given, History, TaskData, Validation
 
@@ -90,13 +89,13 @@ class Learning:
         know.
         """
         learner = self.learner
-        classes = self.run.likelihood is CATEGORICAL
-        energy = isinstance(self.run.likelihood, Energy)
+        likelihood = self.run.likelihood
+        classes, energy = likelihood.softmax, not likelihood.heads
         if energy and (self.options.validation is not None or self.options.sample_weight is not None):
             raise EvclError("validation and sample_weight are for targets: leave them out for a model without labels")
         if not classes and (known or self.options.class_weight is not None or self.options.reread):
             what = "classes" if known else "class_weight" if self.options.class_weight is not None else "reread"
-            raise EvclError(f"{what} is for targets that are classes, not for {self.run.likelihood.name} targets")
+            raise EvclError(f"{what} is for targets that are classes, not for {likelihood.name} targets")
         if isinstance(data, Task):
             task = data.name if task is None else task
             known = known or ([c if isinstance(c, str) else int(c) for c in data.classes] if classes else [])
@@ -191,7 +190,7 @@ class Learning:
                 tasks, held = self._of_one_length(tasks, held)
                 classes = session.group_of(given[0], tasks[0])
                 tasks = self._reread(tasks, classes)
-                classified = run.likelihood is CATEGORICAL
+                classified = run.likelihood.softmax
                 if options.validation is not None and (len(classes) > 1 or not classified):  # one class trains nothing
                     drawn = generator(learner.seed, Purpose.VALIDATION, run.rounds)
                     if not isinstance(held, float) and not classified:

@@ -25,7 +25,6 @@ from evcl.nn import MLP, Layout, LoRA
 from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
 from evcl.targets import CATEGORICAL, ENERGIES, LIKELIHOODS, Energy
-from evcl.targets.scale import scales_in
 from evcl.training.session import Group, Session
 
 SMALL = 2**18  # weights: 1 MB in float32
@@ -99,8 +98,7 @@ def rebuilt(
     session.shown, session.seen = _used(saved, session)
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
         session.density = Density.from_tensors(seen)
-    scaled = run.likelihood is not CATEGORICAL and not isinstance(run.likelihood, Energy)
-    session.scales = scales_in(saved, heads) if scaled else {}
+    session.scales = run.likelihood.scales_in(saved, heads)
     if len(saved["memory"]) != 1:
         raise EvclError("its memory is not that of this method")
     (outline,) = saved["memory"]

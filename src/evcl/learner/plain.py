@@ -14,7 +14,6 @@ from evcl.nn import BayesianNetwork, PerTask, head_names
 from evcl.nn.blank import blank
 from evcl.nn.film import FilmRows, folded_
 from evcl.nn.inputs import headed
-from evcl.targets import CATEGORICAL, Energy, Poisson
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
@@ -30,23 +29,13 @@ def mean_network(learner: Learner, task: str | int | None) -> nn.Module:
             f"the classes of this head were learned in {len(groups)} groups, and a likelihood per class tells them "
             "apart: no plain network has that. Use predict_proba, or a learner with one_softmax=True"
         )
-    number, energy = learner.parts.number(task), isinstance(learner.parts.run.likelihood, Energy)
-    heads = [] if energy else [groups[0].number]
-    found = next(plain_networks(learner, [learner.parts.run.predictor(number).mean], heads, number))
-    if learner.parts.run.likelihood is not CATEGORICAL and not energy:
-        _in_units(learner, found[-1], learner.parts.head(task), groups[0].number)
+    run, number, k = learner.parts.run, learner.parts.number(task), groups[0].number
+    heads = [k] if run.likelihood.heads else []
+    found = next(plain_networks(learner, [run.predictor(number).mean], heads, number))
+    scale, head = learner.parts.session.scales.get(learner.parts.head(task)), found[-1]
+    if scale is not None and isinstance(head, nn.Linear):
+        run.likelihood.rescale_head(head, run.network, k, scale)
     return found
-
-
-@torch.no_grad()
-def _in_units(learner: Learner, head: nn.Module, name: str, k: int) -> None:
-    """Let a plain head compute numbers in the units of the targets, or the log of counts."""
-    assert isinstance(head, nn.Linear)
-    scale = learner.parts.session.scales[name]
-    head.weight.mul_(scale.std.to(head.weight).unsqueeze(1))
-    head.bias.copy_(scale.restored(head.bias.double()))
-    if isinstance(learner.parts.run.likelihood, Poisson):
-        head.bias.add_(learner.parts.run.network.number_head(k).beside[0])
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ perceptrons.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,9 @@ class Categorical(Likelihood):
 
     def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
         return normalised_entropy(averaged)
+
+    def described(self, scales: Mapping[str, Scale]) -> dict[str, Any]:
+        return {}
 
     def measure(self, averaged: Tensor, places: Tensor) -> Measures:
         """How good these probabilities [N, classes] are for labels at these places [N]; those of unknown labels are

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl._core.devices import double
 from evcl.nn import BayesianNetwork
@@ -62,6 +62,11 @@ class Poisson(Values):
             head = network.number_head(k)
             head.beside = usual.to(head.beside).expand_as(head.beside).clone()
         return before
+
+    @torch.no_grad()
+    def rescale_head(self, head: nn.Linear, network: BayesianNetwork, k: int, scale: Scale) -> None:
+        super().rescale_head(head, network, k, scale)
+        head.bias.add_(network.number_head(k).beside[0])
 
     def predict(self, outputs: Tensor) -> Tensor:
         """[M, 2 D]: the rate and its square. Averaged over draws of the weights, they give mean and variance."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
@@ -142,6 +142,17 @@ class Likelihood(Stateless):
 
     def expect(self, network: BayesianNetwork, k: int, errors: Tensor, scale: Scale) -> None:
         """Prepare head k for rows that have these squared errors [n, D] before they are learned."""
+
+    def rescale_head(self, head: nn.Linear, network: BayesianNetwork, k: int, scale: Scale) -> None:
+        """Let a plain copy of head k predict in the units of the targets, or the log of counts."""
+
+    def described(self, scales: Mapping[str, Scale]) -> dict[str, Any]:
+        """What a file says about the targets, beside the heads, which have these scales."""
+        return {"likelihood": self.name, "scales": {name: scale.described() for name, scale in scales.items()}}
+
+    def scales_in(self, saved: Mapping[str, Any], heads: Mapping[str, Sequence[Any]]) -> dict[str, Scale]:
+        """The scales of the heads' targets in a file. Raises if one cannot be right."""
+        return {}
 
     # --- the Fisher ------------------------------------------------------------------------------------------------
 

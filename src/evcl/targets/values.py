@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
+from evcl.nn import BayesianNetwork
 from evcl.targets.answers import NumberMeasures, Numbers, Outcome
 from evcl.targets.likelihood import Likelihood
-from evcl.targets.scale import Scale
+from evcl.targets.scale import Scale, scales_in
 
 LARGEST = 1e30  # of a target; its square must be finite in float64
 
@@ -75,6 +76,14 @@ class Values(Likelihood):
     def given(self, y: Tensor, classes: Sequence[Label], scale: Scale | None) -> Tensor:
         assert scale is not None
         return scale.restored(y.double())
+
+    @torch.no_grad()
+    def rescale_head(self, head: nn.Linear, network: BayesianNetwork, k: int, scale: Scale) -> None:
+        head.weight.mul_(scale.std.to(head.weight).unsqueeze(1))
+        head.bias.copy_(scale.restored(head.bias.double()))
+
+    def scales_in(self, saved: Mapping[str, Any], heads: Mapping[str, Sequence[Any]]) -> dict[str, Scale]:
+        return scales_in(saved, heads)
 
     def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
         assert scale is not None
