@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -38,9 +41,65 @@ DataDir = Annotated[Path | None, typer.Option(help="A local folder with data fil
 Device = Annotated[str, typer.Option(help="auto (cuda if there is one, else cpu), cpu, cuda or mps.")]
 OneDevice = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto: cuda if there is one, else cpu.")]
 Precision = Annotated[str | None, typer.Option(help="Precision of matrix products: fp32 [CPU], tf32 [GPU] or bf16.")]
-EngineName = Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")]
-Address = Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")]
-Workers = Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")]
+
+
+def takes_options(command: Callable[[Any], None]) -> Callable[..., None]:
+    """The command with an option for each field of the dataclass that this function takes, inherited fields last."""
+    hints = get_type_hints(command)
+    kind = hints[next(name for name in hints if name != "return")]
+
+    def call(**given: object) -> None:
+        command(kind(**given))
+
+    own = kind.__annotations__
+    annotated = get_type_hints(kind, include_extras=True)
+    parameters = [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=annotated[field.name],
+        )
+        for field in sorted(fields(kind), key=lambda field: field.name not in own)
+    ]
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    call.__annotations__ = annotated
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyRuns:
+    """The options of commands that make many runs: where they are made."""
+
+    engine: Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")] = (
+        "local"
+    )
+    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")] = None
+    workers: Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")] = None
+    device: Device = "auto"
+    precision: Precision = None
+    plugin: Plugins = None
+
+    def make_engine(self) -> tuple[experiments.MakeEngine, str, str]:
+        """A factory of engines, and the device and the precision that their cells use."""
+        if self.workers is not None and not 1 <= self.workers <= 4096:
+            raise Usage(f"--workers must be a number from 1 to 4096, not {self.workers}")
+        if self.engine not in ("local", "ray"):
+            raise Usage(f"--engine must be local or ray, not {self.engine!r}")
+        if self.engine == "local":
+            if self.address is not None:
+                raise Usage("--address needs --engine ray")
+            with usage():
+                device, precision = experiments.where(self.device, self.precision)
+            return partial(experiments.local, device, precision, workers=self.workers), device, precision
+        from evcl.experiments import ray_engine
+
+        ray_engine.connect(self.address, self.workers)
+        device = ray_engine.device_of_cluster() if self.device == "auto" else self.device
+        with usage():
+            device, precision = experiments.where(device, self.precision, elsewhere=True)
+        return partial(ray_engine.Ray, device), device, precision
 
 
 def checked_device(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,30 +11,8 @@ import typer
 
 from evcl import experiments
 from evcl._core.errors import unknown
-from evcl.cli import sweep as sweep_cli
-from evcl.cli.options import (
-    Address,
-    Device,
-    EngineName,
-    Epochs,
-    Plugins,
-    Precision,
-    Preset,
-    Usage,
-    Workers,
-    first_seeds,
-    one_thread,
-    usage,
-)
-from evcl.cli.progress import (
-    console,
-    forecast_bar,
-    print_tables,
-    print_trials,
-    progress,
-    trials_bar,
-    write_report_of,
-)
+from evcl.cli.options import Epochs, ManyRuns, Preset, Usage, first_seeds, one_thread, takes_options, usage
+from evcl.cli.progress import console, forecast_bar, print_tables, print_trials, progress, trials_bar, write_report_of
 
 DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
 DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
@@ -71,24 +49,22 @@ def demo(
     write_report_of(out, "Four methods learn five tasks, one after another")
 
 
-def reproduce(
-    benchmark: Annotated[list[str] | None, typer.Argument(help="Benchmarks, or all: those of the paper [all].")] = None,
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(ManyRuns):
+    benchmark: Annotated[list[str] | None, typer.Argument(help="Benchmarks, or all: those of the paper [all].")] = None
     method: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="Run only this method. May be repeated.")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0 [5].")] = None,
-    epochs: Epochs = None,
-    preset: Preset = "tuned",
-    quick: Annotated[bool, typer.Option("--quick", help="Only 5 epochs and 2 seeds, which takes minutes.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("reproduction"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, replacing earlier results.")] = False,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
-    device: Device = "auto",
-    precision: Precision = None,
-    plugin: Plugins = None,
-) -> None:
+    ] = None
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0 [5].")] = None
+    epochs: Epochs = None
+    preset: Preset = "tuned"
+    quick: Annotated[bool, typer.Option("--quick", help="Only 5 epochs and 2 seeds, which takes minutes.")] = False
+    out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("reproduction")
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, replacing earlier results.")] = False
+
+
+@takes_options
+def reproduce(options: ReproduceOptions) -> None:
     """Reproduce the paper.
 
     Runs every method on its benchmarks, then writes tables, figures and a page. Can be stopped at any time.
@@ -96,46 +72,43 @@ def reproduce(
     from evcl.report import check_installed
 
     check_installed()
-    experiments.load_plugins(plugin or [])
-    asked = [
-        one for name in benchmark or ["all"] for one in (experiments.PAPER_BENCHMARKS if name == "all" else [name])
-    ]
-    names, chosen = list(dict.fromkeys(asked)), list(dict.fromkeys(method or experiments.PAPER_METHODS))
-    count = (2 if quick else 5) if seeds is None else seeds
-    if quick and epochs is None:
-        epochs = 5
+    experiments.load_plugins(options.plugin or [])
+    named = options.benchmark or ["all"]
+    names = dict.fromkeys(one for name in named for one in (experiments.PAPER_BENCHMARKS if name == "all" else [name]))
+    wanted = dict.fromkeys(options.method or experiments.PAPER_METHODS)
+    epochs = 5 if options.quick and options.epochs is None else options.epochs
     given = {} if epochs is None else {"epochs": epochs}
     with usage():
+        seeds = first_seeds((2 if options.quick else 5) if options.seeds is None else options.seeds)
         configs = [
-            experiments.configure(name, one, preset, first_seeds(count), None, given)
+            experiments.configure(name, method, options.preset, seeds, None, given)
             for name in names
-            for one in chosen
+            for method in wanted
         ]
-    make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
+    engine, device, precision = options.make_engine()
     configs = [replace(config, device=device, precision=precision) for config in configs]
     one_thread()
     with forecast_bar(len(configs)) as (on_event, on_result):
-        for done, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite, make), 1):
+        made = experiments.reproduce(configs, options.out, on_event, options.overwrite, engine)
+        for done, (i, result) in enumerate(made, 1):
             on_result(done, configs[i], result)
-    write_report_of(out, "Elastic variational continual learning: the whole paper")
+    write_report_of(options.out, "Elastic variational continual learning: the whole paper")
 
 
-def tune(
-    search: Annotated[Path, typer.Argument(help="A TOML file that defines the search: see above.")],
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(ManyRuns):
+    search: Annotated[Path, typer.Argument(help="A TOML file that defines the search: see above.")]
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results, one file per benchmark [beside the search].")
-    ] = None,
+    ] = None
     benchmark: Annotated[
         list[str] | None, typer.Option(metavar="BENCHMARK", help="Tune only on this benchmark. May be repeated.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again, replacing earlier results.")] = False,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
-    device: Device = "auto",
-    precision: Precision = None,
-    plugin: Plugins = None,
-) -> None:
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again, replacing earlier results.")] = False
+
+
+@takes_options
+def tune(options: TuneOptions) -> None:
     """Search for settings on validation data.
 
     Every method has the same number of trials. Finished benchmarks are not searched again. A search file:
@@ -151,33 +124,33 @@ def tune(
       fisher = {choices = ["exact", "sampled"]}
       epochs = 20                              # the same in every trial
     """
-    experiments.load_plugins(plugin or [])
+    experiments.load_plugins(options.plugin or [])
     with usage():
-        wanted = experiments.read_search(search)
-        names = benchmark or list(wanted.benchmarks)
+        search = experiments.read_search(options.search)
+        names = options.benchmark or list(search.benchmarks)
         for name in names:
-            if name not in wanted.benchmarks:
-                raise unknown("benchmark of the search", name, wanted.benchmarks)
-    make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
-    folder = out or search.parent / search.stem
-    if folder == search:
+            if name not in search.benchmarks:
+                raise unknown("benchmark of the search", name, search.benchmarks)
+    engine, device, precision = options.make_engine()
+    folder = options.out or options.search.parent / options.search.stem
+    if folder == options.search:
         raise Usage("--out is needed: the default folder is the search file without its suffix, and this file has none")
     one_thread()
     for name in names:
         path = folder / experiments.result_name(name)
-        if path.exists() and not overwrite:
-            found = experiments.read_found(path, wanted)
+        if path.exists() and not options.overwrite:
+            found = experiments.read_found(path, search)
         else:
             experiments.check_writable(folder)
-            seeds = "one seed" if len(wanted.seeds) == 1 else f"{len(wanted.seeds)} seeds"
-            console().print(f"{name}: {wanted.trials + wanted.refine} trials per method, {seeds} each")
+            seeds = "one seed" if len(search.seeds) == 1 else f"{len(search.seeds)} seeds"
+            console().print(f"{name}: {search.trials + search.refine} trials per method, {seeds} each")
             store = experiments.Store(folder / experiments.HIDDEN)
-            if overwrite:
+            if options.overwrite:
                 store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
-            with trials_bar() as on_part:
-                found = experiments.tune(wanted, name, device, precision, on_part, store, make)
-            if path.exists() and not overwrite:  # another process wrote it meanwhile: raise if it is another search's
-                experiments.read_found(path, wanted)
+            with trials_bar() as on_event:
+                found = experiments.tune(search, name, device, precision, on_event, store, engine)
+            if path.exists() and not options.overwrite:  # another process wrote it: raise if it is another search's
+                experiments.read_found(path, search)
             experiments.write_found(path, found)
         print_trials(found)
 

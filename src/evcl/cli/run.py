@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +31,7 @@ from evcl.cli.options import (
     chosen_seeds,
     one_thread,
     settings,
+    takes_options,
     usage,
 )
 from evcl.cli.progress import console, print_tables, progress
@@ -40,102 +41,110 @@ if TYPE_CHECKING:
     from evcl.experiments import Config, Result
 
 
-def run(
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
     benchmark: Annotated[
         str,
         typer.Argument(help="The benchmark, a stream of tasks or of rows; see evcl list.", autocompletion=a_benchmark),
-    ],
+    ]
     method: Annotated[
         str | None, typer.Option(help="The method; see evcl list [evcl; ekf for rows].", autocompletion=a_method)
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds: 0, 1, ... [3].")] = None,
-    seed_list: Annotated[str | None, typer.Option(help="Use exactly these seeds: 0,7,9.")] = None,
-    epochs: Epochs = None,
-    preset: Preset = "tuned",
-    set_: GivenSettings = None,
-    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
+    ] = None
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds: 0, 1, ... [3].")] = None
+    seed_list: Annotated[str | None, typer.Option(help="Use exactly these seeds: 0,7,9.")] = None
+    epochs: Epochs = None
+    preset: Preset = "tuned"
+    set_: GivenSettings = None
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None
     validation: Annotated[
         float | None, typer.Option(help="Hold out this fraction of each training set, and measure on it.")
-    ] = None,
+    ] = None
     scenario: Annotated[
         str | None, typer.Option(help="What a prediction is told: task, domain or class [the benchmark's own].")
-    ] = None,
+    ] = None
     memory: Annotated[
         int | None, typer.Option(help="Keep this many examples in all, and rehearse them [none; 200 for er, ...].")
-    ] = None,
-    network: Annotated[
-        str | None, typer.Option(help="Network in place of the benchmark's: 400x400, resnet18, ...")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the result [runs/BENCHMARK/METHOD].")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder's result.")] = False,
-    plugin: Plugins = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the folder's checkpoint, if it has one.")
-    ] = False,
-    checkpoint_seconds: Annotated[
-        float, typer.Option(help="Seconds between checkpoints; 0: only after each task.")
-    ] = 60.0,
-    device: Device = "auto",
-    precision: Precision = None,
-    data_dir: DataDir = None,
+    ] = None
+    network: Annotated[str | None, typer.Option(help="Network in place of the benchmark's: 400x400, resnet18, ...")] = (
+        None
+    )
+    out: Annotated[Path | None, typer.Option(help="Folder for the result [runs/BENCHMARK/METHOD].")] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder's result.")] = False
+    plugin: Plugins = None
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the folder's checkpoint, if it has one.")] = (
+        False
+    )
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints; 0: only after each task.")] = (
+        60.0
+    )
+    device: Device = "auto"
+    precision: Precision = None
+    data_dir: DataDir = None
     log: Annotated[
         str | None, typer.Option(help="Write each epoch's metrics to a log in the folder: csv or tensorboard.")
-    ] = None,
-) -> None:
+    ] = None
+
+
+@takes_options
+def run(options: RunOptions) -> None:
     """Train one method on one benchmark.
 
     Writes result.json to the folder.
     """
     from evcl._core.ranks import check_batch, joined
 
-    if resume and overwrite:
+    if options.resume and options.overwrite:
         raise Usage("--resume and --overwrite cannot be used together")
-    if data_dir is not None:
-        if not data_dir.is_dir():
-            raise Usage(f"--data-dir: there is no folder {data_dir}")
-        os.environ["EVCL_DATA"] = str(data_dir)
-    experiments.load_plugins(plugin or [])
-    given: dict[str, Any] = settings(set_ or [])
-    short = {"epochs": epochs, "validation": validation, "network": network, "scenario": scenario, "memory": memory}
-    for name, value in short.items():
-        if value is not None:
-            if name in given:
-                raise Usage(f"--{name} and --set {name} cannot be used together")
-            given[name] = value
+    if options.data_dir is not None:
+        if not options.data_dir.is_dir():
+            raise Usage(f"--data-dir: there is no folder {options.data_dir}")
+        os.environ["EVCL_DATA"] = str(options.data_dir)
+    experiments.load_plugins(options.plugin or [])
     with usage():
-        numbers = chosen_seeds(seeds, seed_list)
-        config = experiments.configure(benchmark, method, preset, numbers, tasks, given, device, precision)
-        experiments.SECONDS.check("--checkpoint-seconds", checkpoint_seconds)
+        config = _configured(options)
+        experiments.SECONDS.check("--checkpoint-seconds", options.checkpoint_seconds)
         check_batch(config.settings.batch_size, world())
-        if log is not None and log not in LOGS:
-            raise Usage(f"--log must be {' or '.join(LOGS)}, not {log!r}")
-    folder = out or Path("runs") / benchmark / config.method
-    if log is not None:
-        config = replace(config, log=Log(log, folder / "log"))
+        if options.log is not None and options.log not in LOGS:
+            raise Usage(f"--log must be {' or '.join(LOGS)}, not {options.log!r}")
+    folder = options.out or Path("runs") / options.benchmark / config.method
+    if options.log is not None:
+        config = replace(config, log=Log(options.log, folder / "log"))
     one_thread()
     with joined(config.device) as group:
-        result = _found_or_made(config, folder, overwrite, resume, checkpoint_seconds, group)
+        result = _found_or_made(config, folder, options, group)
     if result is None:
         return
     print_tables([result])
     console().print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
 
 
+def _configured(options: RunOptions) -> Config:
+    given: dict[str, object] = dict(settings(options.set_ or []))
+    for name in ("epochs", "validation", "network", "scenario", "memory"):
+        value = getattr(options, name)
+        if value is not None:
+            if name in given:
+                raise Usage(f"--{name} and --set {name} cannot be used together")
+            given[name] = value
+    seeds = chosen_seeds(options.seeds, options.seed_list)
+    where = (options.device, options.precision)
+    return experiments.configure(options.benchmark, options.method, options.preset, seeds, options.tasks, given, *where)
+
+
 DONE = "{} already holds this run; nothing to do (--overwrite runs it again)"
 
 
-def _found_or_made(
-    config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float, group: Ranks | None
-) -> Result | None:
+def _found_or_made(config: Config, folder: Path, options: RunOptions, group: Ranks | None) -> Result | None:
     """Return a run's result, read from the folder or made now. If several processes share the run (`group`), only
     process 0 reads and writes the folder and gets the result; the others get None.
     """
     first = group is None or group.rank == 0
+    resume, seconds = options.resume, options.checkpoint_seconds
     with experiments.claimed(folder) if first else contextlib.nullcontext():
         result = None
         if first:
-            checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, overwrite)
-            replaces = overwrite or (checkpoints.resume and (folder / experiments.RESULT).exists())
+            checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, options.overwrite)
+            replaces = options.overwrite or (checkpoints.resume and (folder / experiments.RESULT).exists())
             result = experiments.open_folder(folder, config, replaces)
         if result is not None if group is None else group.first(result is not None, config.device):
             if first:

@@ -4,52 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from evcl import experiments
 from evcl._core.errors import EvclError
-from evcl.cli.options import Address, Device, EngineName, Plugins, Precision, Usage, Workers, one_thread, usage
+from evcl.cli.options import ManyRuns, Usage, one_thread, takes_options, usage
 from evcl.cli.progress import cells_bar, console
 
 SHOWN = 20  # at most this many rows per table, and this many failures
 
 
-def engine(name: str, address: str | None, workers: int | None, device: str, precision: str | None) -> tuple[Any, ...]:
-    """Return a factory for the engine, and the device and precision that its cells use."""
-    if workers is not None and not 1 <= workers <= 4096:
-        raise Usage(f"--workers must be a number from 1 to 4096, not {workers}")
-    if name not in ("local", "ray"):
-        raise Usage(f"--engine must be local or ray, not {name!r}")
-    if name == "local":
-        if address is not None:
-            raise Usage("--address needs --engine ray")
-        with usage():
-            device, precision = experiments.where(device, precision)
-        return partial(experiments.local, device, precision, workers=workers), device, precision
-    from evcl.experiments import ray_engine
-
-    ray_engine.connect(address, workers)
-    device = ray_engine.device_of_cluster() if device == "auto" else device
-    with usage():
-        device, precision = experiments.where(device, precision, elsewhere=True)
-    return partial(ray_engine.Ray, device), device, precision
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(ManyRuns):
+    file: Annotated[Path, typer.Argument(help="A TOML file that defines the sweep: see above.")]
+    out: Annotated[Path | None, typer.Option(help="Folder for the results [named like the file, beside it].")] = None
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run cells again that failed before.")] = False
 
 
-def sweep(
-    file: Annotated[Path, typer.Argument(help="A TOML file that defines the sweep: see above.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the results [named like the file, beside it].")] = None,
-    engine_name: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run cells again that failed before.")] = False,
-    device: Device = "auto",
-    precision: Precision = None,
-    plugin: Plugins = None,
-) -> None:
+@takes_options
+def sweep(options: SweepOptions) -> None:
     """Run every method, setting and seed of a sweep file, once.
 
     Any number of processes may work on one folder. A sweep file:
@@ -65,13 +42,14 @@ def sweep(
       [methods.evcl]
       lr = {low = 1e-4, high = 1e-2}           # a range: drawn, log-uniformly
     """
-    experiments.load_plugins(plugin or [])
-    folder = out or file.parent / file.stem
+    file = options.file
+    experiments.load_plugins(options.plugin or [])
+    folder = options.out or file.parent / file.stem
     if folder == file:
         raise Usage("--out is needed: the default folder is the sweep file without its suffix, and this file has none")
     with usage():
         experiments.read_sweep(file)  # find mistakes before waiting for a cluster
-    make, device, precision = engine(engine_name, address, workers, device, precision)
+    engine, device, precision = options.make_engine()
     with usage():
         cells = experiments.read_sweep(file, device, precision)
     one_thread()
@@ -80,7 +58,7 @@ def sweep(
     console().print(f"{len(cells)} cells: {folder}", soft_wrap=True)
     failed = 0
     with cells_bar(cells) as (on_event, on_end):
-        for i, outcome in experiments.work(cells, store, make, on_event, retry_failed):
+        for i, outcome in experiments.work(cells, store, engine, on_event, options.retry_failed):
             failed += isinstance(outcome, experiments.Failure)
             on_end(i, cells[i], outcome)
     _print(experiments.standing(folder))
