@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from evcl.experiments import Config, Event, Failure, Result
     from evcl.experiments.paper import Forecast
-    from evcl.report import Group
 
     OnEvent = Callable[[int, Event], None]
     OnForecast = Callable[[int, Event, Forecast], None]
@@ -232,33 +231,19 @@ def print_tables(results: list[Result]) -> None:
 
     for name, group in by_benchmark(results).items():
         if group.is_stream:
-            _print_stream(group)
-            continue
-        table = Table(
-            title=name, title_style="bold", title_justify="left", caption=caption(group), caption_justify="left"
-        )
-        for place, column in enumerate(short_columns(group)):
+            from evcl.report import streams
+
+            stream = streams.short_table(group)
+            below, columns, lines = streams.caption(group), stream.columns, [cells for _, cells in stream.rows]
+        else:
+            below, columns, lines = caption(group), short_columns(group), rows(group)
+        table = Table(title=name, title_style="bold", title_justify="left", caption=below, caption_justify="left")
+        for place, column in enumerate(columns):
             first = place == 0
             table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
-        for row in rows(group):
-            table.add_row(*row)
+        for line in lines:
+            table.add_row(*line)
         _print_fitted(table)
-
-
-def _print_stream(group: Group) -> None:
-    from rich.table import Table
-
-    from evcl.report.streams import caption, short_table
-
-    found = short_table(group)
-    about = {"caption": caption(group), "caption_justify": "left"}
-    table = Table(title=group.name, title_style="bold", title_justify="left", **about)  # type: ignore[arg-type]
-    for column in found.columns:
-        first = column == found.columns[0]
-        table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
-    for _, cells in found.rows:
-        table.add_row(*cells)
-    _print_fitted(table)
 
 
 def _print_fitted(table: Table) -> None:
