@@ -9,7 +9,7 @@ from evcl._core.errors import BadExample, Diverged, EvclError, UnknownName, unkn
 from evcl.cli.options import Usage, usage
 from evcl.experiments import configure
 from evcl.nn import mlp
-from evcl.training.checkpointer import AnotherRun
+from evcl.training.checkpoint import AnotherRun
 
 
 @pytest.mark.parametrize(

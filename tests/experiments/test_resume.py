@@ -93,7 +93,7 @@ def test_of_two_seeds_one_ends_early(tmp_path, monkeypatch):
     def look(path, description, tensors):
         seen.add(tuple(tensors["stopped"].tolist()) if "stopped" in tensors else None)
 
-    monkeypatch.setattr("evcl.training.checkpointer.write", look)
+    monkeypatch.setattr("evcl.training.checkpoint.write", look)
     execute(config("an early end"), checkpoints=Checkpoints(tmp_path, 1e-9))
     assert (False, False) in seen
     assert seen & {(True, False), (False, True)}
@@ -170,7 +170,7 @@ POINTS = {
     "in an evaluation": (Run, "predict"),
     "while a checkpoint is written": ("evcl._core.files", "write_tensors"),
     "between the write and the rename": (Path, "replace"),
-    "before old checkpoints are removed": ("evcl.training.checkpointer", "clear"),
+    "before old checkpoints are removed": ("evcl.training.checkpoint", "clear"),
 }
 
 
@@ -238,9 +238,9 @@ def test_between_the_ends_of_tasks_time_decides(tmp_path, monkeypatch):
         saved.append(path)
         write(path, *args)
 
-    monkeypatch.setattr("evcl.training.checkpointer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("evcl.training.checkpoint.time.monotonic", lambda: now[0])
     monkeypatch.setattr(Step, "__call__", stepped)
-    monkeypatch.setattr("evcl.training.checkpointer.write", counted)
+    monkeypatch.setattr("evcl.training.checkpoint.write", counted)
     for seconds, wanted in ((0, 2), (1e6, 2), (4, 4), (3, 6), (1e-9, 14)):
         saved.clear()
         execute(config(), checkpoints=Checkpoints(tmp_path / str(seconds), seconds))

@@ -19,8 +19,7 @@ from evcl.methods import TaskData, class_statistics
 from evcl.methods import domains as rule
 from evcl.methods.method import Asked, Newcomer, Round
 from evcl.methods.teacher import protection
-from evcl.training import Checkpoints, Run, session
-from evcl.training.checkpointer import Stopped
+from evcl.training import Checkpoints, Run, Stopped, session
 
 DIGITS = evcl.benchmarks.get("split-digits", scenario="domain")
 PERMUTED = evcl.benchmarks.get("permuted-digits", tasks=4)

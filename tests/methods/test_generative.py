@@ -16,8 +16,7 @@ from evcl.experiments import configure
 from evcl.experiments.run import execute
 from evcl.methods import METHODS, TaskData, class_statistics, counting
 from evcl.methods.method import Asked
-from evcl.training import Checkpoints, Run
-from evcl.training.checkpointer import Stopped
+from evcl.training import Checkpoints, Run, Stopped
 
 F64 = torch.float64
 DIGITS = evcl.benchmarks.get("split-digits", scenario="class")

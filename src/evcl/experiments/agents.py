@@ -23,8 +23,8 @@ from evcl.experiments.resume import identity, program_name
 from evcl.experiments.run import Event, OnEvents
 from evcl.experiments.samples import film_strips
 from evcl.rl.acting import films
-from evcl.rl.learning import Saver
 from evcl.training import Checkpoints
+from evcl.training.checkpoint import Writer
 
 SHOWN = 8  # pictures of an episode
 
@@ -48,14 +48,14 @@ def execute(
 
     machine = environment(lead.device)
     with contextlib.ExitStack() as stack:
-        saver = None
+        writer = None
         if checkpoints is not None:
             asked = stack.enter_context(deferred())
             own = replace(checkpoints.of(program_name([lead])), stop=checkpoints.stop or asked)
-            saver = Saver(own, [identity(lead)], asdict(machine), partial(_note, on_event, everyone, lambda: now))
+            writer = Writer(own, [identity(lead)], asdict(machine), partial(_note, on_event, everyone, lambda: now))
         stream, method = rl.stream(lead.benchmark, lead.tasks), rl.method(lead.method, lead.benchmark)
         try:
-            found = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, saver)
+            found = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, writer)
         except Diverged:
             if not allow_divergence:
                 raise

@@ -61,8 +61,7 @@ def open_checkpoints(
     from. Raises if they belong to another run, or if there are any without `resume` or `overwrite`.
     """
     from evcl.training import Checkpoints  # imports torch, which evcl status does not need
-    from evcl.training.checkpoint import newest
-    from evcl.training.checkpointer import check_identity, unfinished
+    from evcl.training.checkpoint import check_identity, newest, unfinished
 
     checkpoints = Checkpoints(folder / FOLDER, float(SECONDS.check("checkpoint-seconds", seconds)), resume)
     if overwrite:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +28,9 @@ from evcl.streams import SETTINGS, Prequential, Stream
 from evcl.streams.evaluation import BATCH, Feed, batches
 from evcl.streams.online import Online
 from evcl.streams.prequential import window_of
-from evcl.streams.saved import save
+from evcl.streams.saved import parts_of, restored
 from evcl.streams.sources import Source, get
-from evcl.training import Checkpoints, Stopped
-from evcl.training.checkpoint import DESCRIPTION, DIGEST, FORMAT, clear, digest, files, newest
-from evcl.training.checkpointer import check_identity, unfinished
+from evcl.training.checkpoint import Checkpoints, Saved, Writer
 
 Learner = Stream | Online
 NEITHER: dict[str, Setting | None] = dict.fromkeys((*TRAINING, *BAYESIAN, *CORESET))  # a stream has other settings
@@ -80,23 +77,24 @@ def _run(
     _check(cell)
     source, machine = get(cell.benchmark), environment("cpu")
     with contextlib.ExitStack() as stack:
-        saving = None
+        work, writer, start = _Work(made(cell, source), _scores(source)), None, time.monotonic()
         if checkpoints is not None:
             asked = stack.enter_context(deferred())
             own = replace(checkpoints.of(program_name([cell])), stop=checkpoints.stop or asked)
-            saving = _Saving(own, cell, machine)
-        learner, scores, before = (saving and saving.found()) or (made(cell, source), _scores(source), 0.0)
-        start, feed = time.monotonic(), Feed(learner, scores)
+            writer = Writer(own, [identity(cell)], asdict(machine))
+            writer.resume(work)
+        learner, scores = work.learner, work.scores
+        feed = Feed(learner, scores)
         for x, y in _rows(source, cell, scores.rows):
             feed(x, y)
-            if saving is not None:
-                saving.after(learner, scores, before + time.monotonic() - start)
+            if writer is not None and writer.due():
+                writer.save(work)
             if scores.rows % scores.window < len(y) or scores.rows == source.rows:
                 if not (allow_divergence or math.isfinite(scores.overall["nll"])):
                     raise Diverged(f"{cell.name}, seed {cell.seed}: its predictions are no longer finite numbers")
                 done = scores.rows / source.rows
                 on_event(Event(cell.seeds, 0, 1, done, scores.overall["accuracy"] if done == 1 else None))
-        seconds = before + time.monotonic() - start
+        seconds = time.monotonic() - start if writer is None else writer.seconds
     return _result(cell, source, learner, scores, seconds, machine)
 
 
@@ -132,55 +130,30 @@ def _rows(source: Source, cell: Config, done: int) -> Iterator[tuple[Tensor, Ten
     return batches(pieces, int(cell.settings.batch_size), done)
 
 
-class _Saving:
-    """The checkpoints of a cell. Each is the learner's file, with the scores beside."""
+class _Work:
+    """A learner, the scores of its predictions, and what its checkpoints save of both (see `Resumable`)."""
 
-    def __init__(self, checkpoints: Checkpoints, cell: Config, machine: Environment) -> None:
-        self.checkpoints, self.last = checkpoints, time.monotonic()
-        self.about = {"owner": [identity(cell)], "environment": asdict(machine)}
-        self.online = cell.method == "naive"
-        self.written = files(checkpoints.folder)
-        if self.written and not checkpoints.resume:
-            raise EvclError(unfinished(checkpoints.folder))
+    def __init__(self, learner: Learner, scores: Prequential) -> None:
+        self.learner, self.scores = learner, scores
 
-    def found(self) -> tuple[Learner, Prequential, float] | None:
-        """The learner, the scores and the seconds so far; None if there is nothing to resume."""
-        saved = newest(self.checkpoints.folder) if self.checkpoints.resume else None
-        if saved is None:
-            return None
-        check_identity(saved, json.loads(json.dumps(self.about["owner"])))
-        arrays = {name.removeprefix("scores "): t for name, t in saved.tensors.items() if name.startswith("scores ")}
-        scores = Prequential.restored(saved.description["scores"], arrays)
-        learner = (Online if self.online else Stream).load(saved.path)
-        if learner.rows != scores.rows:
-            raise EvclError(f"the checkpoint {saved.path} does not fit the run: remove it, or pass --overwrite")
-        return learner, scores, float(saved.description["seconds"])
+    def position(self) -> dict[str, Any]:
+        return {"scores": self.scores.state()[0], "learner": self._parts()[0]}
 
-    def after(self, learner: Learner, scores: Prequential, seconds: float) -> None:
-        """Called after every batch: save if it is time to, and end if asked to."""
-        stop = self.checkpoints.stop is not None and self.checkpoints.stop()
-        if stop or 0 < self.checkpoints.seconds <= time.monotonic() - self.last:
-            self._write(learner, scores, seconds)
-        if stop:
-            raise Stopped
+    def tensors(self) -> dict[str, Tensor]:
+        arrays = self.scores.state()[1]
+        return {**self._parts()[1], **{f"scores {name}": torch.from_numpy(array) for name, array in arrays.items()}}
 
-    def _write(self, learner: Learner, scores: Prequential, seconds: float) -> None:
-        told, arrays = scores.state()
-        text = json.dumps({"format": FORMAT, **self.about, "seconds": seconds, "scores": told})
-        beside = {f"scores {name}": torch.from_numpy(array) for name, array in arrays.items()}
-        own = _tensors(learner)
-        notes = {DESCRIPTION: text, DIGEST: digest(text, {**own, **beside})}
-        folder = self.checkpoints.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        number = max((int(path.stem) for path in self.written), default=0) + 1
-        path = folder / f"{number:08d}.safetensors"
-        if isinstance(learner, Online):
-            learner.save(path, notes, beside)
-        else:
-            save(learner, path, notes, beside)
-        self.written = [path, *self.written[:1]]
-        clear(folder, self.written)
-        self.last = time.monotonic()
+    def load(self, saved: Saved) -> None:
+        about = saved.description
+        self.scores = Prequential.restored(about["scores"], saved.named("scores "))
+        self.learner = (Online.restored if isinstance(self.learner, Online) else restored)(
+            about["learner"], saved.tensors
+        )
+        if self.learner.rows != self.scores.rows:
+            raise saved.unfit("its rows")
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return self.learner.parts() if isinstance(self.learner, Online) else parts_of(self.learner)
 
 
 def _tensors(learner: Learner) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from evcl._core.errors import Diverged, EvclError
 from evcl._core.interrupts import deferred
 from evcl.training import Checkpointer, Checkpoints, History, Observers, Run, TaskData, Validation
-from evcl.training.checkpointer import AnotherRun
+from evcl.training.checkpoint import AnotherRun
 
 
 def learn(

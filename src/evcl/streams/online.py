@@ -5,8 +5,6 @@ It is what `evcl.Stream` is measured against in `evcl run STREAM --method naive`
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,13 +13,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evcl._core.errors import EvclError
-from evcl._core.files import open_tensors, parsed, save_tensors
-from evcl.learner.saved import reading
 from evcl.streams.building import UNITS
 from evcl.streams.jacobian import default
 from evcl.streams.scaling import Scaling, squashed
-
-NOTE = "evcl_online"  # the name of the description in the metadata
 
 
 class Online:
@@ -68,29 +62,21 @@ class Online:
             found |= {f"{name} {key}": value for key, value in state.items()}
         return found
 
-    def save(
-        self, path: str | os.PathLike[str], notes: Mapping[str, str] = {}, beside: Mapping[str, Tensor] = {}
-    ) -> None:
-        """Write everything to a file from which `load` goes on bit for bit; see `evcl.streams.saved.save`."""
-        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors().items()}
-        described = json.dumps({**self.settings, "rows": self.rows})
-        save_tensors(path, {**tensors, **beside}, {**notes, NOTE: described})
+    def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """It as what JSON can hold, and its tensors: `restored` goes on bit for bit."""
+        return {**self.settings, "rows": self.rows}, self.tensors()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Online:
-        with reading(path) as found, open_tensors(found) as file:
-            described = parsed((file.metadata() or {})[NOTE])
-            rows = int(described.pop("rows"))
-            learner = cls(**described)
-            own = learner.tensors()
-            if any(file.get_tensor(name).shape != tensor.shape for name, tensor in own.items()):
-                raise EvclError("its tensors do not fit")
-            with torch.no_grad():
-                learner.hidden.copy_(file.get_tensor("hidden"))
-                learner.out.copy_(file.get_tensor("out"))
-            for name, parameter in (("hidden", learner.hidden), ("out", learner.out)):
-                keys = ("step", "exp_avg", "exp_avg_sq")
-                learner.optimizer.state[parameter] = {key: file.get_tensor(f"{name} {key}") for key in keys}
-            learner.scaling.restore({name: file.get_tensor(name).numpy() for name in learner.scaling.arrays()})
-            learner.rows = rows
+    def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Online:
+        learner = cls(**{name: value for name, value in about.items() if name != "rows"})
+        if any(tensors[name].shape != tensor.shape for name, tensor in learner.tensors().items()):
+            raise EvclError("its tensors do not fit")
+        with torch.no_grad():
+            learner.hidden.copy_(tensors["hidden"])
+            learner.out.copy_(tensors["out"])
+        for name, parameter in (("hidden", learner.hidden), ("out", learner.out)):
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            learner.optimizer.state[parameter] = {key: tensors[f"{name} {key}"] for key in keys}
+        learner.scaling.restore({name: tensors[name].numpy() for name in learner.scaling.arrays()})
+        learner.rows = int(about["rows"])
         return learner

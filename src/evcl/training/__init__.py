@@ -7,8 +7,8 @@ resumed from a checkpoint, a run ends with the same bits; a round that fails lea
 
 from evcl._core.ranks import joined
 from evcl.methods import Reread, TaskData
-from evcl.training.checkpoint import Checkpoints
-from evcl.training.checkpointer import Checkpointer, Stopped
+from evcl.training.checkpoint import Checkpoints, Stopped
+from evcl.training.checkpointer import Checkpointer
 from evcl.training.data import Pool
 from evcl.training.early import Validation
 from evcl.training.graphed import streams
