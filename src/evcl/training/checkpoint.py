@@ -117,7 +117,7 @@ class Saved(NamedTuple):
 
     def whole(self, key: str, below: int) -> int:
         """A whole number of the description, from 0 to `below` - 1."""
-        value = self.description.get(key)
+        value: object = self.description.get(key)
         if type(value) is not int or not 0 <= value < below:
             raise self.unfit(f"{key} is {str(value)[:60]!r}, but there are only {below}")
         return value
@@ -126,7 +126,7 @@ class Saved(NamedTuple):
     def seconds(self) -> float:
         """How long the work had taken."""
         value = self.description.get("seconds")
-        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             raise self.unfit(f"seconds {str(value)[:60]!r}")
         return float(value)
 
