@@ -23,9 +23,9 @@ from evcl.training.checkpoint import Writer
 SMALL = {"steps": 256, "envs": 4, "rollout": 16, "batch_size": 64, "passes": 2, "episodes": 1}
 
 
-def learned(method, seeds=(0,), tasks=2, writer=None, stream=None, on_progress=lambda *_: None, **given):
+def learned(method, seeds=(0,), tasks=2, saver=None, stream=None, on_progress=lambda *_: None, **given):
     stream = stream or rl.stream("cartpole-variants", tasks)
-    return rl.learn(stream, method, {**SMALL, **given}, seeds, "cpu", on_progress, writer)
+    return rl.learn(stream, method, {**SMALL, **given}, seeds, "cpu", on_progress, saver)
 
 
 def test_ppo_learns_to_balance_the_pole():
@@ -219,12 +219,12 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, method, given):
     whole = learned(method, seeds=(0, 1), **given)
     for after in (3, 5, None):
         checkpoints = Checkpoints(tmp_path, seconds=1e-9, resume=after != 3)
-        writer = Writer(checkpoints, [{"a": 1}], {})
+        saver = Writer(checkpoints, [{"a": 1}], {})
         if after is None:
-            found = learned(method, seeds=(0, 1), writer=writer, **given)
+            found = learned(method, seeds=(0, 1), saver=saver, **given)
             break
         with pytest.raises(Killed):
-            learned(method, seeds=(0, 1), writer=writer, on_progress=Ends(after), **given)
+            learned(method, seeds=(0, 1), saver=saver, on_progress=Ends(after), **given)
     assert torch.equal(found.returns.nan_to_num(-1), whole.returns.nan_to_num(-1))
     for name, tensor in whole.agent.tensors().items():
         assert torch.equal(tensor, found.agent.tensors()[name]), name
@@ -235,12 +235,12 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, method, given):
 def test_an_agent_that_goes_on_with_a_later_task_resumes_too(tmp_path):
     stream = rl.stream("cartpole-variants", 3)
 
-    def gone_on(writer=None, on_progress=lambda *_: None):
+    def gone_on(saver=None, on_progress=lambda *_: None):
         agent = Agent(stream, "evcl", SMALL, [0])
         learning = PPO(agent, 0)
         learning.iterate(0)
         learning.finish()
-        return rl.learn(stream, "evcl", agent.s, on_progress=on_progress, writer=writer, agent=agent, first=1)
+        return rl.learn(stream, "evcl", agent.s, on_progress=on_progress, saver=saver, agent=agent, first=1)
 
     whole = gone_on()
     for after in (3, 7):  # in the second task, and in the third
@@ -255,12 +255,12 @@ def test_an_agent_that_goes_on_with_a_later_task_resumes_too(tmp_path):
 def test_a_checkpoint_that_does_not_fit_is_an_error(tmp_path):
     stop = Checkpoints(tmp_path, seconds=1e-9, stop=lambda: True)
     with pytest.raises(Stopped):  # it was asked to stop, and saves itself
-        learned("naive", writer=Writer(stop, [{"a": 1}], {}))
+        learned("naive", saver=Writer(stop, [{"a": 1}], {}))
     with pytest.raises(EvclError, match="another run"):
         Writer(replace(stop, resume=True), [{"a": 2}], {})
     other = replace(stop, resume=True, stop=None)
     with pytest.raises(EvclError, match="does not fit the run"):
-        learned("naive", seeds=(0, 1), writer=Writer(other, [{"a": 1}], {}))
+        learned("naive", seeds=(0, 1), saver=Writer(other, [{"a": 1}], {}))
     with pytest.raises(EvclError, match="--resume"):
         Writer(replace(stop, resume=False), [{"a": 1}], {})
 

@@ -86,7 +86,7 @@ def learn(
     seeds: Sequence[int] = (0,),
     device: str = "cpu",
     on_progress: Callable[[int, float, Tensor | None], object] = lambda task, done, returns: None,
-    writer: Writer | None = None,
+    saver: Writer | None = None,
     agent: Agent | None = None,
     first: int = 0,
 ) -> StreamOutcome:
@@ -100,7 +100,7 @@ def learn(
     """
     begun = time.monotonic()
     work = _Work(agent or Agent(stream, method, settings, seeds, device), first)
-    if (writer is None or not writer.resume(work)) and first > 0 and not work.agent.method.needs_task:
+    if (saver is None or not saver.resume(work)) and first > 0 and not work.agent.method.needs_task:
         _measure(work, first - 1)  # what the agent can do already
     for task in range(work.task, len(stream)):
         learning = work.begin()
@@ -108,16 +108,16 @@ def learn(
             learning.iterate(i)
             on_progress(task, (i + 1) / learning.iterations, None)
             work.iteration = i + 1
-            if writer is not None and work.iteration < learning.iterations and writer.due():
-                writer.save(work)
+            if saver is not None and work.iteration < learning.iterations and saver.due():
+                saver.save(work)
         learning.finish()
         work.curves.append(learning.tally.curve)
         _measure(work, task)
         on_progress(task, 1.0, work.returns[:, task])
         work.end()
-        if writer is not None and work.task < len(stream):
-            writer.save(work)
-    seconds = time.monotonic() - begun if writer is None else writer.seconds
+        if saver is not None and work.task < len(stream):
+            saver.save(work)
+    seconds = time.monotonic() - begun if saver is None else saver.seconds
     return StreamOutcome(work.agent, work.returns, work.curves, seconds)
 
 
