@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from evcl._core.errors import EvclError, ForgettingWarning, extra
 from evcl._core.inputs import Label, positions
-from evcl._core.settings import Value
 from evcl.learner import Learner
-from evcl.sklearn.estimator import Estimator, Options, RandomState, Rows, Targets, Uncertainty
+from evcl.sklearn.estimator import Estimator, Options, Rows, Targets, Uncertainty
 from evcl.sklearn.scaling import Floats
 
 with extra("tables", "evcl.sklearn needs scikit-learn"):
@@ -22,6 +22,7 @@ with extra("tables", "evcl.sklearn needs scikit-learn"):
     from sklearn.utils.validation import column_or_1d
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     """A multilayer perceptron that learns one task after another without forgetting the earlier ones.
 
@@ -84,53 +85,10 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         The labels in the order in which they first appeared.
     """
 
-    labels_: Targets
-    classes_: Targets
-
-    def __init__(
-        self,
-        hidden_layer_sizes: Sequence[int] = (100,),
-        *,
-        method: str = "evcl",
-        strength: float | None = None,
-        tempering: float | None = None,
-        init_std: float | None = None,
-        prior_std: float | None = None,
-        lr: float | None = None,
-        batch_size: int | None = None,
-        epochs: int | None = None,
-        predict_samples: int | None = None,
-        memory: int | None = None,
-        scale: bool = True,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        class_weight: Mapping[Label, float] | Literal["balanced"] | None = None,
-        settings: Mapping[str, Value] | None = None,
-        random_state: RandomState = None,
-        device: str = "cpu",
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            hidden_layer_sizes, method=method, strength=strength, tempering=tempering, init_std=init_std,
-            prior_std=prior_std, lr=lr, batch_size=batch_size, epochs=epochs, predict_samples=predict_samples,
-            scale=scale, early_stopping=early_stopping, validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change, settings=settings, random_state=random_state, device=device,
-            verbose=verbose,
-        )  # fmt: skip
-        self.memory = memory
-        self.class_weight = class_weight
+    memory: int | None = None
+    class_weight: Mapping[Label, float] | Literal["balanced"] | None = None
 
     # --- learning --------------------------------------------------------------------------------------------------
-
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> EVCLClassifier:  # noqa: N803
-        """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
-        NLL of each row; only ratios count, and a row of weight 0 is left out.
-        """
-        with self._unchanged_on_error():
-            rows = self._checked(X, y, sample_weight, reset=True)
-            self._name([np.unique(rows.y)])
-            return self._fit(rows)
 
     def partial_fit(
         self,
@@ -139,7 +97,7 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         classes: ArrayLike | None = None,
         task: str | None = None,
         sample_weight: ArrayLike | None = None,
-    ) -> EVCLClassifier:
+    ) -> Self:
         """Learn more rows: a mini-batch of a stream, or with `task`, a task of this name.
 
         `classes` lists labels that later calls will have, if you know them; it is needed only if the data of the first
@@ -148,26 +106,29 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         next task begins. Of calls without a name, at most 1,000 rows are kept: they are learned when a prediction is
         wanted, together, and again with the rows that follow. When there are 1,000, they are consolidated.
         """
-        fitted = hasattr(self, "_learner")
         with self._unchanged_on_error():
-            rows = self._checked(X, y, sample_weight, reset=not fitted)
-            known = [self.labels_] if fitted else []
-            if classes is not None:
-                known.append(np.unique(column_or_1d(classes)))
-            self._name([*known, np.unique(rows.y)])
-            return self._partial_fit(rows, task)
+            known = [] if classes is None else [np.unique(column_or_1d(classes))]
+            return self._partial_fit(self._checked(X, y, sample_weight, not hasattr(self, "_learner"), known), task)
 
-    def _name(self, parts: list[Targets]) -> None:
-        labels = _in_order(parts)
+    def _checked(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
+        reset: bool,
+        more: Sequence[Targets] = (),
+    ) -> Rows:
+        """The rows, whose labels become classes, like those of `more`."""
+        rows = self._read(x, y, sample_weight, reset)
+        check_classification_targets(rows.y)
+        rows = rows._replace(y=column_or_1d(rows.y, warn=True))
+        labels = _in_order([*([] if reset else [self.labels_]), *more, np.unique(rows.y)])
         weight = self.class_weight
         if isinstance(weight, Mapping) and (unknown := [label for label in weight if label not in labels.tolist()]):
             raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {labels.tolist()}")
-        self.labels_, self.classes_ = labels, np.sort(labels)
-
-    def _checked(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool) -> Rows:
-        rows = self._read(x, y, sample_weight, reset)
-        check_classification_targets(rows.y)
-        return rows._replace(y=column_or_1d(rows.y, warn=True))
+        self.labels_: Targets = labels
+        self.classes_: Targets = np.sort(labels)
+        return rows
 
     def _targets(self, y: Targets) -> ArrayLike:
         return positions(y.tolist(), self.labels_.tolist())

@@ -6,8 +6,9 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,7 +46,6 @@ not their defaults: on MLPClassifier with `solver="lbfgs"`, which uses all rows 
 `solver="sgd"`, `tol=1e-2` and `random_state=42`.
 """
 
-E = TypeVar("E", bound="Estimator")
 Targets = NDArray[np.generic]  # [rows], or [rows, targets] of numbers
 RandomState = int | np.random.RandomState | None
 
@@ -104,54 +104,31 @@ class Open(NamedTuple):
     spread: bool = False  # False: errors on new rows, which take several trainings, are measured when they are wanted
 
 
+@dataclass(eq=False, repr=False)
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """A multilayer perceptron in scikit-learn's form: see `EVCLClassifier` and `EVCLRegressor`."""
+    """A multilayer perceptron in scikit-learn's form, and its parameters: see `EVCLClassifier` and `EVCLRegressor`."""
 
     likelihood: ClassVar[Literal["categorical", "gaussian"]] = "categorical"
-    _learner: Learner
-    _open: Open | None
-    _scaling: Scaling
 
-    def __init__(
-        self,
-        hidden_layer_sizes: Sequence[int] = (100,),
-        *,
-        method: str = "evcl",
-        strength: float | None = None,
-        tempering: float | None = None,
-        init_std: float | None = None,
-        prior_std: float | None = None,
-        lr: float | None = None,
-        batch_size: int | None = None,
-        epochs: int | None = None,
-        predict_samples: int | None = None,
-        scale: bool = True,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        settings: Mapping[str, Value] | None = None,
-        random_state: RandomState = None,
-        device: str = "cpu",
-        verbose: bool = False,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.method = method
-        self.strength = strength
-        self.tempering = tempering
-        self.init_std = init_std
-        self.prior_std = prior_std
-        self.lr = lr
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.predict_samples = predict_samples
-        self.scale = scale
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.settings = settings
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    hidden_layer_sizes: Sequence[int] = (100,)
+    _: KW_ONLY
+    method: str = "evcl"
+    strength: float | None = None
+    tempering: float | None = None
+    init_std: float | None = None
+    prior_std: float | None = None
+    lr: float | None = None
+    batch_size: int | None = None
+    epochs: int | None = None
+    predict_samples: int | None = None
+    scale: bool = True
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    settings: Mapping[str, Value] | None = None
+    random_state: RandomState = None
+    device: str = "cpu"
+    verbose: bool = False
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -207,15 +184,23 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         used = weights > 0
         return Rows(rows.x[used], rows.y[used], weights[used])
 
-    def _fit(self: E, rows: Rows) -> E:
-        """Start over with one task. It is closed: `partial_fit` begins another one."""
-        self._learn(Open(None, None, unscaled(rows.x.shape[1]), rows), spread=True)
-        self._open = None
-        return self
+    def _checked(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool) -> Rows:
+        """The rows as a task, once everything about them is as it should be."""
+        raise NotImplementedError
 
-    def _partial_fit(self: E, rows: Rows, task: str | None) -> E:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
+        """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
+        NLL of each row; only ratios count, and a row of weight 0 is left out.
+        """
+        with self._unchanged_on_error():
+            rows = self._checked(X, y, sample_weight, reset=True)
+            self._learn(Open(None, None, unscaled(rows.x.shape[1]), rows), spread=True)
+            self._open: Open | None = None  # closed: `partial_fit` begins another task
+            return self
+
+    def _partial_fit(self, rows: Rows, task: str | None) -> Self:
         """Add rows to the task of this name, if it is the last one, or begin another one."""
-        opened: Open | None = getattr(self, "_open", None)
+        opened = getattr(self, "_open", None)
         if opened is not None and opened.name == task:
             opened = opened._replace(rows=opened.rows.joined(rows), learned=False, spread=False)
         else:
@@ -235,7 +220,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """The learner, after rows that are waiting. `spread`: whether its intervals are wanted, or only its means."""
         if not hasattr(self, "_learner"):
             raise AttributeError(f"this {type(self).__name__} is not fitted yet: call fit or partial_fit first")
-        opened: Open | None = getattr(self, "_open", None)
+        opened = getattr(self, "_open", None)
         if opened is not None and not (opened.learned and (opened.spread or not spread)):
             self._open = self._learn(opened, spread)
         return self._learner

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from evcl._core.errors import EvclError, extra
-from evcl.sklearn.estimator import Estimator
+from evcl.sklearn.estimator import Estimator, Rows
 from evcl.sklearn.scaling import Inputs
 
 with extra("tables", "evcl.sklearn needs scikit-learn"):
@@ -55,29 +55,24 @@ class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> EVCLRegressor:  # noqa: N803
-        """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
-        NLL of each row; only ratios count, and a row of weight 0 is left out.
-        """
-        with self._unchanged_on_error():
-            return self._fit(self._read(X, y, sample_weight, True, y_numeric=True, multi_output=True))
-
     def partial_fit(
         self,
         X: ArrayLike,  # noqa: N803
         y: ArrayLike,
         task: str | None = None,
         sample_weight: ArrayLike | None = None,
-    ) -> EVCLRegressor:
+    ) -> Self:
         """Learn more rows: a mini-batch of a stream, or with `task`, a task of this name (see `EVCLClassifier`)."""
-        reset = not hasattr(self, "_learner")
         with self._unchanged_on_error():
-            rows = self._read(X, y, sample_weight, reset, y_numeric=True, multi_output=True)
-            rows = rows._replace(y=rows.y.reshape(len(rows.y), -1))
-            found, had = rows.y.shape[1], len(self._learner.classes()) if hasattr(self, "_learner") else 0
-            if had and found != had:
-                raise EvclError(f"y must have {had} number{'s' * (had > 1)} per row, as in earlier calls, not {found}")
-            return self._partial_fit(rows, task)
+            return self._partial_fit(self._checked(X, y, sample_weight, not hasattr(self, "_learner")), task)
+
+    def _checked(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool) -> Rows:
+        rows = self._read(x, y, sample_weight, reset, y_numeric=True, multi_output=True)
+        rows = rows._replace(y=rows.y.reshape(len(rows.y), -1))
+        found, had = rows.y.shape[1], None if reset else len(self._learner.classes())
+        if had is not None and found != had:
+            raise EvclError(f"y must have {had} number{'s' * (had > 1)} per row, as in earlier calls, not {found}")
+        return rows
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Inputs | tuple[Inputs, Inputs]:  # noqa: N803
         """The expected number for each row; with `return_std`, also the standard deviation of new rows around it."""
