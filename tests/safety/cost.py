@@ -1,15 +1,19 @@
-"""What a call costs: seconds of the processor, and how much memory it needed at its peak."""
+"""What a call costs: seconds of a usual processor, and how much memory it needed at its peak."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import json
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+USUAL = 0.1  # seconds of the processor for `slowness`
 
 
 @dataclass
@@ -20,6 +24,15 @@ class Cost:
     @property
     def megabytes(self) -> float:
         return self.bytes / 1e6
+
+
+@cache
+def slowness() -> float:
+    """How many times as long as usual this machine takes for a fixed piece of Python, at least 1."""
+    start = time.process_time()
+    for _ in range(20):
+        sorted(json.loads(json.dumps([str(number * 7919 % 10_007) for number in range(10_000)])))
+    return max(1.0, (time.process_time() - start) / USUAL)
 
 
 def memory(key: str) -> int:
@@ -41,11 +54,13 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def measured() -> Iterator[Cost]:
-    """Measure a block: `with measured() as cost: ...`. The processor's time, because the machine may be busy."""
-    found = Cost()
+    """Measure a block: `with measured() as cost: ...`. The processor's time, because the machine may be busy, in
+    seconds of a usual one, because it may be slow.
+    """
+    found, times = Cost(), slowness()
     forget()
     before, start = memory("VmRSS"), time.process_time()
     try:
         yield found
     finally:
-        found.seconds, found.bytes = time.process_time() - start, memory("VmHWM") - before
+        found.seconds, found.bytes = (time.process_time() - start) / times, memory("VmHWM") - before

@@ -48,9 +48,11 @@ def waited(pid: int, seconds: float = 120.0) -> int:
 
 
 class Calls:
-    """Counts the calls that this process makes, of Python and C functions. It dies of SIGKILL at call `fatal`."""
+    """Counts the calls that this process makes, of Python and C functions. It dies of SIGKILL at call `fatal`, or when
+    it calls a C function of this name.
+    """
 
-    def __init__(self, fatal: int | None = None) -> None:
+    def __init__(self, fatal: int | str | None = None) -> None:
         self.count, self.fatal = 0, fatal
 
     def __enter__(self) -> Calls:
@@ -60,10 +62,10 @@ class Calls:
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
 
-    def _event(self, _frame: object, event: str, _argument: object) -> None:
+    def _event(self, _frame: object, event: str, called: object) -> None:
         if event in ("call", "c_call"):
             self.count += 1
-            if self.count == self.fatal:
+            if self.fatal in (self.count, getattr(called, "__name__", "")):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked import Killer, forked, waited
-from safetensors import safe_open
-
-sys.path.append(str(Path(__file__).parents[1] / "data"))
 import tiny
+from forked import Killer, forked, waited
 from local_server import Server, reply
+from safetensors import safe_open
 
 from evcl import data
 from evcl.cli import main

@@ -6,7 +6,6 @@ import json
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import attacks
 import numpy as np
@@ -18,8 +17,6 @@ from evcl._core.errors import EvclError
 from evcl.experiments import read_result, read_sweep
 from evcl.tables import learn
 from evcl.tables.commands import open_source
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
 
 
 def line(err):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import stat
-import sys
 from pathlib import Path
 
+import made_up
 import numpy as np
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
-import made_up
+from calls import counted
+from forked import Calls, forked, waited
 
 import evcl as library
 from evcl._core.errors import EvclError
@@ -125,28 +125,22 @@ def test_a_new_file_follows_the_umask_and_an_old_one_keeps_its_mode(month):
 # --- on disk before the name: 6.3 ----------------------------------------------------------------------------------
 
 
-def test_models_and_their_folders_are_synced(month, monkeypatch):
+@pytest.mark.parametrize("write", ["a learner", "a text"])
+def test_files_and_their_folders_are_synced(tmp_path, write):
     """6.3: first the bytes of the file, then the rename, then the folder."""
-    order = []
-    sync, rename = os.fsync, Path.replace
-
-    def synced(number):
-        order.append("folder" if stat.S_ISDIR(os.fstat(number).st_mode) else "file")
-        sync(number)
-
-    def renamed(path, target):
-        order.append("rename")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", renamed)
     learner = library.Naive(library.nn.mlp(2, [2]), epochs=1)
     learner.learn(np.zeros((4, 2), "f"), np.arange(4) % 2)
-    learner.save(month / "m.safetensors")
-    assert order == ["file", "rename", "folder"]
-    order.clear()
-    write_atomically(month / "text", lambda temporary: temporary.write_text("new"))
-    assert order == ["file", "rename", "folder"]
+    with counted() as calls:
+        if write == "a learner":
+            learner.save(tmp_path / "m.safetensors")
+        else:
+            write_atomically(tmp_path / "text", lambda temporary: temporary.write_text("new"))
+    assert [name for name in calls if name in ("fsync", "replace", "sync_folder")] == [
+        "fsync",
+        "replace",
+        "sync_folder",
+    ]
+    assert (calls["fsync"], calls["replace"]) == (2, 1)
 
 
 # --- leftovers: 6.1, 6.2 -------------------------------------------------------------------------------------------
@@ -156,12 +150,15 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob(".*") if path.name.endswith(".tmp") or "tmp" in path.name[:5])
 
 
-def test_a_killed_writer_leaves_one_kind_of_file(tmp_path, monkeypatch):
+def test_a_killed_writer_leaves_one_kind_of_file(tmp_path):
     """6.1: safetensors had temporary files of its own, which nothing removed."""
-    seen = []
-    monkeypatch.setattr(Path, "replace", lambda path, target: seen.append(left(tmp_path)))
-    save_tensors(tmp_path / "t.safetensors", {"a": torch.zeros(2)}, {})
-    assert [re.sub(r"\d+-[0-9a-f]+", "X", name) for name in seen[0]] == [".t.safetensors.X.tmp"]
+
+    def dying():
+        with Calls("replace"):
+            save_tensors(tmp_path / "t.safetensors", {"a": torch.zeros(2)}, {})
+
+    assert waited(forked(dying)) == -signal.SIGKILL
+    assert [re.sub(r"\d+-[0-9a-f]+", "X", name) for name in left(tmp_path)] == [".t.safetensors.X.tmp"]
 
 
 def test_the_next_learn_removes_what_a_killed_one_left(month):

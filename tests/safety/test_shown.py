@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
 
 EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b\u202e\u2066"
 

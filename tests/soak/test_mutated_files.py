@@ -36,7 +36,6 @@ def test_the_corpus_and_some_mutated_files():
 
 
 def test_the_corpus_is_small_and_is_of_the_targets():
-    sys.path.insert(0, str(HERE))
     from entries import TARGETS
 
     folders = {name.replace(" ", "-").replace(",", "") for name in TARGETS}
