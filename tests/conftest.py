@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
@@ -21,6 +22,7 @@ OWN = (HERE / "user_method.py", *sorted((HERE / "plugins").glob("*.py")))
 # What a test compiles or caches is not the user's.
 os.environ["EVCL_CACHE"] = tempfile.mkdtemp(prefix="evcl-tests-")
 os.environ.pop("EVCL_NATIVE", None)
+os.environ["SOURCE_DATE_EPOCH"] = "1767225600"  # what is learned twice is the same file
 if not torch.cuda.is_available():  # Triton's interpreter then runs the kernels of a GPU: read when Triton is imported
     os.environ["TRITON_INTERPRET"] = "1"
 atexit.register(shutil.rmtree, os.environ["EVCL_CACHE"], ignore_errors=True)
@@ -69,12 +71,6 @@ def _global_generator_is_left_alone():
 
 
 @pytest.fixture(autouse=True)
-def _one_minute(monkeypatch):
-    """A learner's records have the time to the minute: what is learned twice in a test has the same one."""
-    monkeypatch.setattr("evcl.learner.card.now", lambda: "2026-01-01 00:00")
-
-
-@pytest.fixture(autouse=True)
 def _signals_do_what_they_did():
     """A command sets handlers of its own; the next test in this process has Python's."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,22 +84,23 @@ def generator():
 
 
 @pytest.fixture
-def evcl(monkeypatch, capsys, tmp_path):
+def evcl(capsys, tmp_path):
     """Run a command in an empty folder: (status, standard output, standard error).
 
     The plugins that a command adds are forgotten afterwards.
     """
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EVCL_PLUGINS", os.environ["EVCL_PLUGINS"])
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["evcl", *map(str, arguments)])
+        sys.argv = ["evcl", *map(str, arguments)]
         with pytest.raises(SystemExit) as stop:
             main()
         captured = capsys.readouterr()
         return stop.value.code or 0, captured.out, captured.err
 
-    return call
+    before = sys.argv, os.environ["EVCL_PLUGINS"]
+    with contextlib.chdir(tmp_path):
+        yield call
+    sys.argv, os.environ["EVCL_PLUGINS"] = before
 
 
 @pytest.fixture(scope="module")

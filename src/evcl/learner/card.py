@@ -30,8 +30,11 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
-    """The time, to the minute, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    """The time, to the minute, in UTC; or that of SOURCE_DATE_EPOCH, in seconds since 1970, for files that are the same
+    whenever they are made.
+    """
+    given = os.environ.get("SOURCE_DATE_EPOCH", "")[:11]
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(int(given) if given.isdecimal() else None))
 
 
 def fingerprint(mean: Tensor) -> str:

@@ -26,6 +26,7 @@ from evcl._core.inputs import positions
 from evcl._core.randomness import Purpose, generator
 from evcl._core.tasks import Examples, stratified
 from evcl.learner import Learner, load
+from evcl.learner.card import now
 from evcl.learner.saved import reading, write
 from evcl.metrics import expected_calibration_error
 from evcl.tables.asked import Learning
@@ -123,7 +124,7 @@ class Model:
         line = {
             "task": name,
             "file": source.path.name,
-            "learned": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),  # in UTC
+            "learned": now(),
             "seconds": round(time.perf_counter() - started, 1),
             "examples": len(train),
             "held_out": 0 if held is None else len(held),
