@@ -81,7 +81,7 @@ def second_task(method, device="cpu"):
     runs = {"plain": plain}
     for value in (*values, *([] if METHODS[method].bayesian else [0.0])):
         run = runs[value] = made(method, device, **{name: value})
-        run.add_film(1)  # with FiLM, the first task has a row
+        run.add_task_weights(1)  # with FiLM, the first task has a row
         run.load_tensors({key: t.clone() for key, t in first.tensors().items()}, first.outline(), 1, first.seen)
     for run in runs.values():
         run.learn([task(1, 1, device)])

@@ -151,12 +151,12 @@ def test_film_works_or_is_refused(method):
         return
     run = made(method, heads=(2,), film=True)
     run.learn([task(0, 0)])
-    row = run.network.film.clone()
+    row = run.network.task_weights.table.clone()
     run.learn([task(1, 0)])
-    assert torch.equal(run.network.film[:, :1], row)
+    assert torch.equal(run.network.task_weights.table[:, :1], row)
     x = task(0, 0).x
     own, other = (run.predict(x, 0, task=number) for number in range(2))
     assert float((own - other).abs().max()) > 0.01
-    run.network.film[:, 0].mul_(0)
+    run.network.task_weights.table[:, 0].mul_(0)
     run._changed()
     assert float((run.predict(x, 0, task=0) - own).abs().max()) > 0.01

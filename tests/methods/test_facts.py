@@ -82,8 +82,8 @@ def kept_by(name):
         isinstance(v, GeneratorMemory) for v in vars(run.memory).values()
     ):
         found.append("a VAE")
-    if run.network.film is not None:
-        assert run.network.film.shape == (1, TASKS, 2, sum(HIDDEN))
+    if run.network.task_weights is not None:
+        assert run.network.task_weights.table.shape == (1, TASKS, 2, sum(HIDDEN))
         found.append("2 per unit and task")
     return ", ".join(found) or "nothing"
 

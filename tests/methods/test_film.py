@@ -18,9 +18,9 @@ from evcl._core.randomness import GeneratorNoise
 from evcl._core.settings import resolve
 from evcl.methods import METHODS, Fit, Learned, Method
 from evcl.nn import bayesianize
-from evcl.nn.film import Mixture
+from evcl.nn.film import EPSILON, FASTER
+from evcl.nn.per_task import Mixture
 from evcl.training import Run, TaskData
-from evcl.training.film import EPSILON, FASTER
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
 import models
@@ -71,9 +71,10 @@ def filmed(name, replicas=1, tasks=2, **options):
     """A network with random rows, except that row 0 changes nothing, and the plain module."""
     module = plain(name).double().eval()
     network = bayesianize(module, init_std=None, replicas=replicas, film=True, dtype=F64, **options)
-    network.add_film(tasks)
+    network.add_task_weights(tasks)
     source = torch.Generator().manual_seed(1)
-    network.film[:, 1:] += 0.5 * torch.randn(network.film[:, 1:].shape, generator=source, dtype=F64)
+    rows = network.task_weights.table[:, 1:]
+    rows += 0.5 * torch.randn(rows.shape, generator=source, dtype=F64)
     network.bind(network.posterior.mean, None, network.layout)
     return module, network
 
@@ -85,8 +86,8 @@ def images(count, seed=2):
 def by_hand(module, network, x, task, r=0):
     """The plain module with weights scaled and biases shifted, layer by layer: W <- c W, bias <- c bias + b."""
     module = copy.deepcopy(module)
-    for name, span in network.sites.items():
-        scale, shift = network.film[r, task, :, span]
+    for name, span in network.task_weights.kind.parts.items():
+        scale, shift = network.task_weights.table[r, task, :, span]
         path, _, key = name.rpartition(".")
         owner, other = module.get_submodule(path), key.replace("weight", "bias")
         weight, bias = owner._parameters[key], owner._parameters[other]
@@ -128,7 +129,7 @@ def test_replicas_have_rows_of_their_own_and_examples_may_be_of_several_tasks(na
 
 def test_fixed_layers_have_film_too():
     module, network = filmed("convolutions", skip="0")
-    assert network.sites.keys() == {"0.weight", "4.weight"}
+    assert network.task_weights.kind.parts.keys() == {"0.weight", "4.weight"}
     with network.using(1), torch.no_grad():
         torch.testing.assert_close(network(images(3)), by_hand(module, network, images(3), 1))
 
@@ -178,8 +179,8 @@ def test_training_equals_plain_pytorch():
     for name, view in views_of(run).items():
         torch.testing.assert_close(view[0], views[name].detach())
     for number in range(2):
-        torch.testing.assert_close(run.network.film[0, number], torch.cat(rows[number], 1).detach())
-    assert (run.network.film[0, :, 0] - 1).abs().min(1).values.max() > 1e-3  # all have learned
+        torch.testing.assert_close(run.network.task_weights.table[0, number], torch.cat(rows[number], 1).detach())
+    assert (run.network.task_weights.table[0, :, 0] - 1).abs().min(1).values.max() > 1e-3  # all have learned
 
 
 def test_a_shift_that_a_batch_norm_takes_away_does_not_move():
@@ -190,7 +191,7 @@ def test_a_shift_that_a_batch_norm_takes_away_does_not_move():
     run.add_heads(6, [3])
     data = task(0)
     run.learn([TaskData(data.x.float(), data.y, 0, task=0)])
-    assert run.network.film[0, 0, 1].abs().max() < 0.01  # with torch's epsilon: 0.3
+    assert run.network.task_weights.table[0, 0, 1].abs().max() < 0.01  # with torch's epsilon: 0.3
 
 
 def views_of(run):
@@ -223,15 +224,15 @@ def test_later_tasks_leave_the_rows_of_earlier_ones_to_the_bit(method):
     given = {"coreset_size": 5} if "coreset" in method else {}
     run = made(method, heads=(3, 3), replicas=2, **given)
     run.learn([task(0)])
-    after = run.network.film.clone()
+    after = run.network.task_weights.table.clone()
     assert after.shape == (2, 1, 2, 14)
     assert not torch.equal(after[0], after[1])
     assert (after[:, 0] - torch.tensor([[1.0], [0.0]])).abs().max() > 1e-3
     for number, head in ((1, 1), (2, 0)):
         run.learn([task(number, head)])
-    assert torch.equal(run.network.film[:, :1], after)
-    assert run.network.film.shape[1] == 3
-    assert (run.network.film[:, 1:] - run.network.film[:, :-1]).abs().flatten(2).amax(2).min() > 1e-3
+    assert torch.equal(run.network.task_weights.table[:, :1], after)
+    assert run.network.task_weights.table.shape[1] == 3
+    assert run.network.task_weights.table.diff(dim=1).abs().flatten(2).amax(2).min() > 1e-3
 
 
 def test_rows_are_no_weights_of_the_posterior():
@@ -252,9 +253,9 @@ def test_replayed_examples_use_their_own_rows_which_stay():
     run = Run(evcl.nn.mlp(5, [8, 6]), method, [settings], [0], draw=True, dtype=F64)
     run.add_heads(6, [3])
     run.learn([task(0)])
-    start, film = {name: view.clone() for name, view in views_of(run).items()}, run.network.film.clone()
+    start, film = {name: view.clone() for name, view in views_of(run).items()}, run.network.task_weights.table.clone()
     run.learn([task(1)])
-    assert torch.equal(run.network.film[:, 0], film[:, 0])
+    assert torch.equal(run.network.task_weights.table[:, 0], film[:, 0])
 
     weights = {name: view[0].clone().requires_grad_() for name, view in start.items()}
     row = torch.tensor([[1.0], [0.0]], dtype=F64).expand(2, 14).clone().requires_grad_()
@@ -270,7 +271,7 @@ def test_replayed_examples_use_their_own_rows_which_stay():
     for name, weight in weights.items():  # Adam's first step is the gradient's sign
         moved = views_of(run)[name][0] - start[name][0]
         torch.testing.assert_close(moved, -0.01 * weight.grad.sign(), atol=2e-4, rtol=1e-3)
-    moved = run.network.film[0, 1] - film.new_tensor([[1.0], [0.0]])
+    moved = run.network.task_weights.table[0, 1] - film.new_tensor([[1.0], [0.0]])
     wanted = -FASTER * 0.01 / (2 / 8) ** 0.5 * row.grad / (row.grad.abs() + EPSILON)
     torch.testing.assert_close(moved, wanted)
 
@@ -287,7 +288,7 @@ def test_the_fisher_is_that_of_the_network_with_the_tasks_row():
         curvature.Sample(network, network.posterior.mean, network.layout, [0], data.x, data.y, task=0), "empirical"
     )
     assert not torch.allclose(found, other, rtol=0.1)
-    rows, total = network.film[0, 1], torch.zeros_like(found)
+    rows, total = network.task_weights.table[0, 1], torch.zeros_like(found)
     for x, y in zip(data.x[0], data.y[0], strict=True):
         flat = network.posterior.mean.clone().requires_grad_()
         w = {name: view[0] for name, view in network.layout.views(flat).items()}
@@ -308,10 +309,10 @@ def test_distillation_uses_the_row_of_the_task_that_is_kept():
     class Watch(evcl.training.Observer):
         def begin_fit(self, stage, step, stopped, epochs, batches):
             for row in (1.0, 3.0):  # the new task's
-                step.film.values[:] = row
+                step.task_fit.values[:] = row
                 step.source(torch.arange(24).view(1, -1), GeneratorNoise([torch.Generator()]))
                 values.append(float(step.losses_now()["distillation"]))
-            step.film.table[:, 0] *= 1.1  # that of the task that is kept
+            step.task_fit.weights.table[:, 0] *= 1.1  # that of the task that is kept
             step.source(torch.arange(24).view(1, -1), GeneratorNoise([torch.Generator()]))
             values.append(float(step.losses_now()["distillation"]))
 
@@ -355,7 +356,7 @@ def test_a_learner_is_saved_loaded_and_goes_on(name, tmp_path):
         each.learn(*rows_of(4, shape=shape), task="d")
     for t in one.tasks:
         assert np.array_equal(one.predict_proba(x, t), two.predict_proba(x, t))
-    assert torch.equal(one.parts.run.network.film, two.parts.run.network.film)
+    assert torch.equal(one.parts.run.network.task_weights.table, two.parts.run.network.task_weights.table)
     assert not np.allclose(one.predict_proba(x, "a"), one.predict_proba(x, "b"))
 
 
@@ -365,7 +366,7 @@ def test_a_task_is_predicted_with_its_own_row():
         one.learn(*rows_of(ord(name)), head="new" if name == "a" else "a", task=name)
     x = rows_of(9)[0]
     p = {name: one.predict_proba(x, name) for name in ("a", "b")}
-    one.parts.run.network.film[:, 1] = 3.0
+    one.parts.run.network.task_weights.table[:, 1] = 3.0
     assert np.array_equal(one.predict_proba(x, "a"), p["a"])
     assert np.array_equal(one.predictions(x, "a").probabilities, p["a"])
     assert not np.allclose(one.predict_proba(x, "b"), p["b"])
@@ -419,10 +420,10 @@ def test_a_failed_task_leaves_the_rows_as_they_were():
         def end_epoch(self, epoch):
             raise RuntimeError("stop")
 
-    before = one.parts.run.network.film.clone()
+    before = one.parts.run.network.task_weights.table.clone()
     with pytest.raises(RuntimeError):
         one.learn(*rows_of(1), callbacks=[Stop()])
-    assert torch.equal(one.parts.run.network.film, before)
+    assert torch.equal(one.parts.run.network.task_weights.table, before)
     one.predict(rows_of(1)[0])
 
 
@@ -430,7 +431,7 @@ def test_joint_training_has_a_row_per_task():
     benchmark = evcl.benchmarks.get("permuted-digits", tasks=2)
     one = evcl.Learner(evcl.nn.mlp(64, [10]), "joint", film=True, epochs=1, batch_size=128)
     one.learn_jointly(benchmark)
-    film = one.parts.run.network.film
+    film = one.parts.run.network.task_weights.table
     assert film.shape[1] == 2
     assert (film[:, 0] - film[:, 1]).abs().max() > 0.01
     p = [one.predict_proba(benchmark[0].test.x, t) for t in range(2)]
@@ -448,7 +449,7 @@ def test_what_cannot_have_film_is_refused():
 def test_without_film_there_are_no_rows():
     one = evcl.Naive(evcl.nn.mlp(4, [8]), epochs=1)
     one.learn(*rows_of(0))
-    assert one.parts.run.network.film is None
+    assert one.parts.run.network.task_weights is None
     assert not any("film" in name for name in one.parts.run.tensors())
     assert METHODS["evcl-film"].known_settings["film"].default is True
 

@@ -17,10 +17,9 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.benchmarks import get
 from evcl.experiments import configure, execute
 from evcl.nn import VAE, PerTask, bayesianize, task_vae
-from evcl.nn.film import Mixture
-from evcl.nn.private import PrivateRows
+from evcl.nn.per_task import Mixture
 from evcl.targets import Bound, Energy, NextToken
-from evcl.training.film import PrivateFit
+from evcl.training.per_task import TaskFit
 
 F64 = torch.float64
 
@@ -58,7 +57,7 @@ def made():
     source = torch.Generator().manual_seed(3)
     sources = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
     network = bayesianize(task_vae(PIXELS, 4, LATENTS, 1), init_std=None, generators=sources, dtype=F64)
-    network.add_film(2, lambda task: [torch.Generator().manual_seed(10 * task + r) for r in range(2)])
+    network.add_task_weights(2, lambda task: [torch.Generator().manual_seed(10 * task + r) for r in range(2)])
     x = torch.rand(2, ROWS, PIXELS, generator=source, dtype=F64)
     eps = torch.randn(2, ROWS, LATENTS, generator=source, dtype=F64)
     return network, x, eps
@@ -73,8 +72,8 @@ def plain(network, r, task):
         for name, parameter in found.named_parameters():
             if name in views:
                 parameter.copy_(views[name][r])
-        for layer, module in zip(network.private, private, strict=True):
-            own = layer.inner.layout.views(network.film[:, task, layer.span])
+        for layer, module in zip(network.task_weights.kind.parts, private, strict=True):
+            own = layer.inner.layout.views(network.task_weights.table[:, task, layer.span])
             for name, parameter in module.module.named_parameters():
                 parameter.copy_(own[name][r])
     return found
@@ -93,15 +92,15 @@ def bound_of(vae, x, eps):
 @pytest.mark.parametrize("task", [0, 1])
 def test_gradients_of_the_bound_are_those_of_autograd(made, task):
     network, x, eps = made
-    fit = PrivateFit(network, [task])
+    fit = TaskFit(network, [task], 1.0)
     grads = torch.zeros_like(network.posterior.mean)
-    network.bind(network.posterior.mean, None, network.layout, (grads, None), fit.rows())
+    network.bind(network.posterior.mean, None, network.layout, (grads, None), fit.rows)
     network.weights.noise = Fixed(eps)
     with network.using(task):
         nll = Bound().nll(network(x.flatten(0, 1)), x.flatten(0, 1))
     nll.sum().backward()
     network.collect_gradients()
-    fit.collect()
+    fit.rows.collect()
     for r in range(2):
         vae = plain(network, r, task)
         wanted = bound_of(vae, x[r], eps[r])
@@ -141,18 +140,18 @@ def test_every_example_of_a_mixed_batch_uses_the_weights_of_its_own_task(made):
         with network.using(task):
             alone = network(x.flatten(0, 1)).view(2, ROWS, -1)
         torch.testing.assert_close(mixed[places == task], alone[places == task])
-    assert not torch.equal(network.film[:, 0], network.film[:, 1])  # drawn anew
-    assert len(PrivateRows(network.film)) == 2
+    assert not torch.equal(network.task_weights.table[:, 0], network.task_weights.table[:, 1])  # drawn anew
+    assert len(network.task_weights) == 2
 
 
 def test_private_layers_are_trained_by_their_own_task_alone():
     stream = get("characters-digits", tasks=2)
     learner = evcl.Learner(task_vae(64, 16, 2, 1), "naive", likelihood="bound")
     learner.learn(stream[0], epochs=1)
-    before = deepcopy(learner.parts.run.network.film)
+    before = deepcopy(learner.parts.run.network.task_weights.table)
     shared = learner.parts.run.network.posterior.mean.clone()
     learner.learn(stream[1], epochs=1)
-    assert torch.equal(learner.parts.run.network.film[:, :1], before)
+    assert torch.equal(learner.parts.run.network.task_weights.table[:, :1], before)
     assert not torch.equal(learner.parts.run.network.posterior.mean, shared)
 
 

@@ -46,7 +46,7 @@ def test_the_history_says_how_a_round_was_computed(path, given):
         ("graph", {"dtype": torch.float64}),
         ("graph", {"classes": 1000}),
         ("graph", {"weighted": True}),
-        ("graph", {"film": torch.zeros(1)}),
+        ("graph", {"task_weights": torch.zeros(1)}),
         ("graph", {"project": True}),
         ("graph", {"accumulate": 2}),
         ("graph", {"ranks": SimpleNamespace(capturable=True)}),
@@ -69,7 +69,7 @@ def test_what_a_gpu_computes_how(path, given, monkeypatch):
         tasks=[0],
     )
     request = paths.Request(
-        network=SimpleNamespace(film=given.get("film"), capturable=given.get("capturable", True)),
+        network=SimpleNamespace(task_weights=given.get("task_weights"), capturable=given.get("capturable", True)),
         weights=SimpleNamespace(mean=like),
         fit=Fit([], capture=given.get("capture", True), project=given.get("project", False)),
         pool=pool,

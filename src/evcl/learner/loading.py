@@ -92,7 +92,7 @@ def rebuilt(
     run.network.whole = whole
     if not whole:
         run.add_heads(saved["features"], list(sizes.values()))
-    run.add_film(len(tasks))
+    run.add_task_weights(len(tasks))
     session = learner.parts.session
     session.heads, session.groups, session.tasks = heads, groups, tasks
     session.shown, session.seen = _used(saved, session)

@@ -93,7 +93,7 @@ class _Part:
             raise EvclError(f"{self.name} predicts numbers, or several labels: only classifiers can be merged")
         if self.keeps or keeps_examples(type(self.memory)):
             raise EvclError(f"{self.name} keeps rows, which would leave their site: merge models that keep none")
-        if self.network.posterior.log_std is None or self.network.film is not None:
+        if self.network.posterior.log_std is None or self.network.task_weights is not None:
             what = "a variance per weight, and no FiLM rows: evcl and vcl"
             raise EvclError(f"{self.name}: {own['method']} with its settings cannot be merged; that needs {what}")
         if (field := undeclared(self.memory)) is not None:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.nn import BayesianNetwork, PerTask, head_names
+from evcl.nn import PerTask, head_names
 from evcl.nn.blank import blank
-from evcl.nn.film import FilmRows, folded_
+from evcl.nn.film import folded_
 from evcl.nn.inputs import headed
+from evcl.nn.per_task import TaskWeights
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
@@ -57,7 +58,7 @@ def plain_networks(
             shared = _fixed(copy.deepcopy(plain).to(weights), network.statistics())
         names = dict(shared.named_parameters())
         frozen = [p for name, p in names.items() if name not in network.trunk_names] + list(shared.buffers())
-        trunk = copy.deepcopy(shared, {id(t): t for t in frozen} if network.film is None else {})
+        trunk = copy.deepcopy(shared, {id(t): t for t in frozen} if network.task_weights is None else {})
         views = network.layout.views(weights)
         for name, parameter in trunk.named_parameters():
             if name in network.trunk_names:
@@ -65,19 +66,19 @@ def plain_networks(
         for module, first in zip(trunk.modules(), plain.modules(), strict=True):
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # its row is not a weight
                 module.weight[module.padding_idx] = first.get_parameter("weight")[module.padding_idx]
-        if network.private:
-            _set_private(trunk, network, number or 0)
-        elif network.film is not None:
-            folded_(trunk, FilmRows(network.film.to(weights), network.sites), number or 0)
+        own, task = network.task_weights, number or 0
+        if own is not None and any(isinstance(module, PerTask) for module in trunk.modules()):
+            _set_private(trunk, own, task)
+        elif own is not None:
+            folded_(trunk, own, task)
         yield headed(trunk, _head(views, heads), network.call).eval()
 
 
-def _set_private(trunk: nn.Module, network: BayesianNetwork, task: int) -> None:
+def _set_private(trunk: nn.Module, weights: TaskWeights, task: int) -> None:
     """Give the private layers of a plain trunk the weights of a task."""
-    assert network.film is not None
     own = [module for module in trunk.modules() if isinstance(module, PerTask)]
-    for layer, module in zip(network.private, own, strict=True):
-        views = layer.inner.layout.views(network.film[:1, task, layer.span])
+    for layer, module in zip(weights.kind.parts, own, strict=True):
+        views = layer.inner.layout.views(weights.table[:1, task, layer.span])
         for name, parameter in module.module.named_parameters():
             parameter.copy_(views[name][0])
 

@@ -68,7 +68,7 @@ class Predictor:
 
     def predicted_as(self, task: str) -> str:
         """See `Learner.predicted_as`."""
-        head, own = self.session.tasks[task], self.run.predicts_by_task or self.run.network.film is not None
+        head, own = self.session.tasks[task], self.run.predicts_by_task or self.run.network.task_weights is not None
         return task if own else next(name for name, other in self.session.tasks.items() if other == head)
 
     @property
@@ -272,7 +272,7 @@ class Predictor:
     def number(self, task: str | int | None) -> int | None:
         """The number of the given task; None if no task is given."""
         if task is None:
-            return None if self.run.network.film is None else 0  # with FiLM, `_head` refuses more than one task
+            return None if self.run.network.task_weights is None else 0  # with FiLM, `_head` refuses more than one task
         if isinstance(task, Integral):
             return int(task)
         return list(self.session.tasks).index(str(task))
@@ -291,7 +291,7 @@ class Predictor:
         if task is None:
             if len(heads) > 1:
                 raise EvclError(f"there are {len(heads)} heads: choose a task, one of {', '.join(tasks)}")
-            if self.run.network.film is not None and len(tasks) > 1:
+            if self.run.network.task_weights is not None and len(tasks) > 1:
                 names = ", ".join(tasks)
                 raise EvclError(f"each task has scales and shifts or layers of its own: choose a task, one of {names}")
             return next(iter(heads))

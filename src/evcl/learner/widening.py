@@ -24,7 +24,8 @@ def with_inputs(learner: Learner, count: int) -> Learner:
     plain, method = learner.parts.plain, learner.method
     what = "its network is not an evcl.nn.mlp" if not isinstance(plain, MLP) else ""
     what = what or ("it has a column of layers for each task" if method.trunk is not None else "")
-    what = what or ("it has scales and shifts of each task" if learner.parts.run.network.film is not None else "")
+    filmed = learner.parts.run.network.task_weights is not None
+    what = what or ("it has scales and shifts of each task" if filmed else "")
     what = what or ("its first prior is its own" if learner.parts.run.prior != "zero" else "")
     if what:
         raise EvclError(f"{method.name} cannot have more inputs: {what}")

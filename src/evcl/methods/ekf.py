@@ -119,7 +119,7 @@ class FactorRow(Tracker):
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    if round_.network.private:
+    if round_.network.task_weights is not None:
         raise EvclError("ekf updates all weights by a filter, which PerTask layers are not part of: use evcl or vcl")
     start = Gaussian(round_.posterior.mean, memory.belief.log_std)
     if s.rank == 0:

@@ -43,7 +43,7 @@ from evcl.methods.rehearsal import filled
 from evcl.methods.teacher import Number
 from evcl.methods.terms import Gradients
 from evcl.nn import BayesianNetwork, Gaussian, outputs
-from evcl.nn.film import Mixture
+from evcl.nn.per_task import Mixture
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def functional(memory: Memory, round_: Round, s: Settings) -> Functional:
             inverse.append(torch.cholesky_inverse(factor).to(theta))
         blocks.append(Block(head, int(memory.known[tasks[0].task][0, 0]), torch.stack(inverse, 1)))
     row = None
-    if network.film is not None:
+    if network.task_weights is not None:
         places = torch.arange(len(in_order)).repeat_interleave(torch.tensor([t.y.shape[1] for t in in_order]))
         row = Mixture([t.task for t in in_order], places.expand(len(theta), -1).to(theta.device))
     points = Points(torch.cat([task.x for task in in_order], 1), blocks, row)

@@ -164,7 +164,7 @@ def teach(tasks: Sequence[TaskData], round_: Round, temperature: Number, strengt
         return []
     mean, layout = round_.posterior.mean, round_.network.layout
     sizes = [round_.network.classes(k) for k in heads]
-    rows = [round_.last_task(k) for k in heads] if round_.network.film is not None else []
+    rows = [round_.last_task(k) for k in heads] if round_.network.task_weights is not None else []
 
     def said(x: Tensor) -> list[Tensor]:
         if rows:
@@ -316,7 +316,7 @@ def protection(
 def _retold(rows: Mapping[int, Tensor], round_: Round, s: Settings, whole: Number) -> Past:
     """`protection` for a network without heads: see the top of this file."""
     network = round_.network
-    if not rows or len(round_.tasks) != 1 or network.film is not None:
+    if not rows or len(round_.tasks) != 1 or network.task_weights is not None:
         return Past([], 1.0, 1.0)
     agreed = agreement(round_.tasks[0], round_)
     if agreed is None:

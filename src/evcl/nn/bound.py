@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from evcl._core.errors import retired
 from evcl.nn.columns import Columns
-from evcl.nn.film import FilmRows, Mixture, Sites
 from evcl.nn.layer import Grads, Named, Weights
+from evcl.nn.per_task import Mixture, TaskRows, TaskWeights
 from evcl.posterior import Gaussian, Layout
-
-if TYPE_CHECKING:
-    from evcl.nn.private import PrivateRows
 
 
 class Bound(nn.Module):
@@ -28,9 +24,7 @@ class Bound(nn.Module):
     layout: Layout
     posterior: Gaussian
     beside: Gaussian
-    sites: Sites
-    film: Tensor | None
-    private: list[Any]
+    task_weights: TaskWeights | None
 
     def bind(
         self,
@@ -38,20 +32,20 @@ class Bound(nn.Module):
         variance: Tensor | None,
         layout: Layout,
         grads: tuple[Tensor, Tensor | None] | None = None,
-        film: FilmRows | PrivateRows | None = None,
+        task_rows: TaskRows | None = None,
     ) -> None:
         """Compute with these flat buffers from now on.
 
         The leaf tensors to differentiate, `weights.mean` and `weights.variance`, are made when a layer asks for them:
         there may be thousands of heads. They share memory with the buffers, so the next forward pass uses values
         updated in place. With `grads`, also flat buffers, a backward pass followed by `collect_gradients` adds the
-        gradients to them. `film`: rows to use instead of the network's own.
+        gradients to them. `task_rows`: rows to use instead of the network's own.
         """
         self.weights.replicas = len(mean)
-        self.weights.film = film
-        if film is None and self.film is not None:
-            rows = self.rows()
-            self.weights.film = rows if self.weights.rows is None else rows.of(self.weights.rows)
+        if task_rows is None and self.task_weights is not None:
+            task_rows = TaskRows(self.task_weights.table)
+            task_rows = task_rows if self.weights.rows is None else task_rows.of(self.weights.rows)
+        self.weights.task_rows = task_rows
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
         if others := self.at_rest - layout.shapes.keys():
@@ -65,13 +59,6 @@ class Bound(nn.Module):
         """The leaf tensors to differentiate: the parts of the means, in the layout's order, then of the variances."""
         bound = [self.weights.mean, *([] if self.weights.variance is None else [self.weights.variance])]
         return [named[name] for named in bound for name in layout.shapes]
-
-    def rows(self) -> FilmRows | PrivateRows:
-        """The rows of all tasks, as the layers use them."""
-        from evcl.nn.private import PrivateRows  # it needs networks
-
-        assert self.film is not None
-        return PrivateRows(self.film) if self.private else FilmRows(self.film, self.sites)
 
     def collect_gradients(self) -> None:
         """Add gradients in `.grad` to the flat buffers, for layers that do not write there directly."""
@@ -118,8 +105,8 @@ class Bound(nn.Module):
             weights.variance = weights.variance.of(rows)
         if weights.noise is not None:
             weights.noise = weights.noise.of(rows)
-        if weights.film is not None:
-            weights.film = weights.film.of(rows)
+        if weights.task_rows is not None:
+            weights.task_rows = weights.task_rows.of(rows)
         if isinstance(weights.task, Mixture):
             weights.task = weights.task.of(rows)
         try:
@@ -140,7 +127,7 @@ class Bound(nn.Module):
 
     @contextmanager
     def using(self, task: int | Mixture | None) -> Iterator[None]:
-        """Inside this context, compute with the FiLM row of this task; None: as before."""
+        """Inside this context, compute with the weights of this task; None: as before."""
         before = self.weights.task
         self.weights.task = before if task is None else task
         try:

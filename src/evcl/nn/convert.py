@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError, unknown
 from evcl.nn.attention import MultiheadAttention
 from evcl.nn.columns import BayesianScale, Scale
-from evcl.nn.film import CHANNELS_FIRST, KINDS, Film
+from evcl.nn.film import CHANNELS_FIRST, KINDS, Film, film_weights
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
@@ -163,24 +163,17 @@ def bayesianize(
     if init_std is not None:
         log_std = log_stds(init_std, conversion.scales, layout, mean, INIT_SHARE).expand_as(mean).clone()
     posterior, centre = Gaussian(mean, log_std), flat(conversion.centres)
-    sites = conversion.sites if film else None
-    about = (posterior, centre, conversion.scales, conversion.owned, sites, call)
+    about = (posterior, centre, conversion.scales, conversion.owned, call)
     direct = conversion.direct if conversion.direct.places else None
     network = BayesianNetwork(trunk, conversion.weights, layout, *about, direct, conversion.frozen)
-    _find_private(network, film)
-    return network
+    from evcl.nn.private import private_weights  # it needs bayesianize
 
-
-def _find_private(network: BayesianNetwork, film: bool) -> None:
-    """Give a network with private layers a table of their weights."""
-    from evcl.nn.private import private_layers  # it needs bayesianize
-
-    network.private = private_layers(network.trunk)
-    if network.private and film:
+    network.task_weights = private_weights(network.trunk, mean)
+    if film and network.task_weights is not None:
         raise EvclError("film scales the units of layers that all tasks share, and this network has PerTask layers")
-    if network.private:
-        width = sum(layer.inner.layout.size for layer in network.private)
-        network.film = network.posterior.mean.new_zeros(network.replicas, 0, width)
+    if film:
+        network.task_weights = film_weights(conversion.sites, mean)
+    return network
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -304,20 +297,14 @@ class _Conversion:
                     self._site(layer, layer.names["weight"], len(weight), channels, layer.rows.get("weight"))
         return SecondAxis(form) if second and isinstance(form, BayesianLayer) else form
 
-    def _site(
-        self,
-        layer: nn.Module,
-        name: str,
-        units: int,
-        channels_first: bool,
-        part: slice | None = None,
-        second: bool = False,
-    ) -> None:
+    def _site(self, layer: nn.Module, name: str, units: int, channels_first: bool, part: slice | None = None) -> Film:
         """Give a layer whose weight has this name and this many units FiLM."""
         if name not in self.sites:
             start = max((span.stop for span in self.sites.values()), default=0)
             self.sites[name] = slice(start, start + units)
-        layer.register_forward_hook(Film(self.weights, name, channels_first, part, second))
+        hook = Film(self.weights, name, self.sites[name], channels_first, part)
+        layer.register_forward_hook(hook)
+        return hook
 
     def _name(self, layer: BayesianLayer, names: dict[str, str] | None = None) -> None:
         r = self.weights.replicas
@@ -363,7 +350,8 @@ class _Conversion:
         attach_state(copied, path, self.weights, self._stateful)
         if self.film and type(plain) in KINDS and "weight" in plain._parameters:
             name = self.names[id(plain.weight)]
-            self._site(copied, name, len(plain._parameters["weight"]), type(plain) in CHANNELS_FIRST, second=second)  # type: ignore[arg-type]
+            units = len(plain._parameters["weight"])  # type: ignore[arg-type]
+            self._site(copied, name, units, type(plain) in CHANNELS_FIRST).second = second
         if isinstance(plain, (nn.Embedding, nn.EmbeddingBag)):
             copied.register_forward_pre_hook(_as_indices)
         if isinstance(copied, nn.TransformerEncoderLayer):  # disable its fast path, which reads the layers' weights

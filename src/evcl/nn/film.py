@@ -2,88 +2,75 @@
 
     a <- gamma_t * a + b_t    after every linear layer and convolution, per unit or channel
 
-gamma_t and b_t, the rows of task t, are point estimates that start at 1 and 0. They have no prior and no penalty: only
-task t trains them, so that no other task can change them. They are not part of the posterior: a method never sees them.
+gamma_t and b_t, the row [2, U] of task t, start at 1 and 0 (see per_task.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl.nn.layer import Weights
+from evcl.nn.per_task import Kind, Mixture, TaskRows, TaskWeights
 
+EPSILON = 1e-5  # of Adam: a shift before a batch norm has no gradient but rounding errors, which must not move it
+# Learning rate, as a multiple of lr / scale, chosen on validation data of the digits. Rows are of the order of 1, so in
+# relative terms they move about as fast as the weights. With lr itself, they would hardly move in a task, and the trunk
+# would have to change instead.
+FASTER = 2.0
 CHANNELS_FIRST = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 KINDS = (nn.Linear, *CHANNELS_FIRST)  # the plain layers that have FiLM, by exact type
 Sites = Mapping[str, slice]  # name of a layer's weight -> its units among all units U of the trunk
-Pair = tuple[Tensor, Tensor]  # gamma and b, [R, units] each
+Pair = tuple[Tensor, ...]  # gamma and b, [R, units] each
 
 
-class Mixture(NamedTuple):
-    """The task of each example of a batch, if they differ."""
-
-    tasks: Sequence[int]
-    places: Tensor  # [R, B]: position of each example's task in `tasks`
-
-    def of(self, replicas: Sequence[int] | Tensor | slice) -> Mixture:
-        return Mixture(self.tasks, self.places[replicas])
-
-
-class FilmRows:
-    """The rows [R, T, 2, U] of all tasks. `own` holds leaf tensors in place of the rows that a step trains."""
-
-    def __init__(self, table: Tensor, sites: Sites, own: Mapping[int, Mapping[str, Pair]] | None = None) -> None:
-        self.table, self.sites, self.own = table, sites, own or {}
-
-    def __len__(self) -> int:
-        return self.table.shape[1]
-
-    def pair(self, task: int, name: str) -> Pair:
-        if task in self.own:
-            return self.own[task][name]
-        scale, shift = self.table[:, task, :, self.sites[name]].unbind(1)
-        return scale, shift
-
-    def of(self, replicas: Sequence[int] | Tensor | slice) -> FilmRows:
-        """The rows of these replicas."""
-        own = {
-            task: {name: (scale[replicas], shift[replicas]) for name, (scale, shift) in pairs.items()}
-            for task, pairs in self.own.items()
-        }
-        return FilmRows(self.table[replicas], self.sites, own)
-
-
-def first_rows(tasks: int, sites: Sites, like: Tensor) -> Tensor:
-    """[R, tasks, 2, U]: gamma = 1 and b = 0, for weights like these [R, P]."""
+def film_weights(sites: Sites, like: Tensor) -> TaskWeights:
+    """A table [R, 0, 2, U] of scales and shifts, for weights like these [R, P]."""
     units = max((span.stop for span in sites.values()), default=0)
-    rows = like.new_zeros(len(like), tasks, 2, units)
+    return TaskWeights(Kind(sites, _first, FASTER, True, EPSILON), like.new_zeros(len(like), 0, 2, units))
+
+
+def _first(sites: Sites, tasks: int, table: Tensor, sources: object) -> Tensor:
+    """[R, tasks, 2, U]: gamma = 1 and b = 0."""
+    rows = table.new_zeros(len(table), tasks, *table.shape[2:])
     rows[:, :, 0] = 1
     return rows
+
+
+def scale_and_shift(row: Tensor, site: slice) -> Pair:
+    """gamma and b of the units at a site, from a row [R, 2, U]."""
+    return row[:, :, site].unbind(1)
+
+
+def _one(which: int, site: slice, row: Tensor) -> Tensor:
+    return row[:, which, site]
 
 
 class Film:
     """A forward hook: scales and shifts a layer's output by the row of the current task, or of each example's task."""
 
     def __init__(
-        self, weights: Weights, name: str, channels_first: bool, part: slice | None = None, second: bool = False
+        self, weights: Weights, name: str, site: slice, channels_first: bool, part: slice | None = None
     ) -> None:
-        """`part`: the layer is this part of the units. `second`: the batch is the second axis of the output."""
+        """`part`: the layer is this part of the units at the site."""
         self.weights, self.name, self.part = weights, name, part
-        self.channels_first, self.second = channels_first, second
+        self.parts = [((name, which), partial(_one, which, site)) for which in (0, 1)]
+        self.channels_first, self.second = channels_first, False  # True: the batch is the second axis of the output
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor | None:
-        rows, task = self.weights.film, self.weights.task
-        if not isinstance(rows, FilmRows) or task is None:
+        rows, task = self.weights.task_rows, self.weights.task
+        if rows is None or task is None:
             return None
         if self.second:
             return self._modulated(rows, task, y.transpose(0, 1)).transpose(0, 1)
         return self._modulated(rows, task, y)
 
-    def _modulated(self, rows: FilmRows, task: int | Mixture, y: Tensor) -> Tensor:
+    def _modulated(self, rows: TaskRows, task: int | Mixture, y: Tensor) -> Tensor:
         r = self.weights.replicas
         if isinstance(task, Mixture):
             each, left = divmod(len(y), task.places.numel())
@@ -101,9 +88,9 @@ class Film:
         scale, shift = (self._spread(t.unsqueeze(1), y.dim() + 1) for t in (scale, shift))
         return torch.addcmul(shift, y.reshape(r, -1, *y.shape[1:]), scale).view(y.shape)
 
-    def _pair(self, rows: FilmRows, task: int) -> Pair:
-        scale, shift = rows.pair(task, self.name)
-        return (scale, shift) if self.part is None else (scale[:, self.part], shift[:, self.part])
+    def _pair(self, rows: TaskRows, task: int) -> Pair:
+        pair = [rows.part(task, key, of) for key, of in self.parts]
+        return tuple(pair if self.part is None else (each[:, self.part] for each in pair))
 
     def _spread(self, t: Tensor, axes: int) -> Tensor:
         """[..., units] with axes of length 1 up to this many: before the units, or after them if they are channels."""
@@ -117,16 +104,16 @@ def _picked(table: Tensor, places: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def folded_(trunk: nn.Module, rows: FilmRows, task: int) -> None:
+def folded_(trunk: nn.Module, weights: TaskWeights, task: int) -> None:
     """Multiply the row of a task, of replica 0, into the weights of a plain trunk."""
     used = [id(p) for module in trunk.modules() for p in module._parameters.values() if p is not None]
-    for name in rows.sites:
+    for name, site in weights.kind.parts.items():
         path, _, key = name.rpartition(".")
         module, other = trunk.get_submodule(path), key.replace("weight", "bias")
         weight = module.get_parameter(key)
         if used.count(id(weight)) > 1 or other not in module._parameters:
             raise EvclError(f"film cannot be folded into {name!r}: the weight is shared, or its layer has no bias")
-        scale, shift = (t[0] for t in rows.pair(task, name))
+        scale, shift = (t[0].to(weight) for t in scale_and_shift(weights.table[:, task], site))
         weight.mul_(scale.view(-1, *[1] * (weight.dim() - 1)))
         bias = module._parameters[other]
         if bias is None:

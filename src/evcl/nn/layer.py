@@ -33,8 +33,7 @@ from evcl._core.randomness import Noise
 from evcl.nn.initial import he_std, he_uniform
 
 if TYPE_CHECKING:
-    from evcl.nn.film import FilmRows, Mixture
-    from evcl.nn.private import PrivateRows
+    from evcl.nn.per_task import Mixture, TaskRows
     from evcl.nn.winners import Gate
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches held at once: 32 MB in float32
@@ -101,8 +100,8 @@ class Weights:
         self.variance: Named | None = None  # None: the weights are `mean`, without a draw
         self.noise: Noise | None = None  # None: not training, so no dropout and no draws
         self.grads: Grads | None = None  # where a training step adds the gradients; None: autograd returns them
-        self.film: FilmRows | PrivateRows | None = None  # the rows of the tasks; None: there are none
-        self.task: int | Mixture | None = None  # whose rows of `film` are used; None: those of no task
+        self.task_rows: TaskRows | None = None  # weights that belong to a task; None: there are none
+        self.task: int | Mixture | None = None  # whose rows are used; None: those of no task
         self.gate: Gate | None = None  # what k-winners report to in a step of training; None: nothing
         self.compute_dtype: torch.dtype | None = None  # dtype of matrix products in training; None: that of the weights
 
@@ -124,8 +123,8 @@ class Weights:
             self.grads = Grads(mean, None if self.grads.variance is None else variance)
         if self.noise is not None:
             self.noise = self.noise.of(torch.tensor([r]))
-        if self.film is not None:
-            self.film = self.film.of(row)
+        if self.task_rows is not None:
+            self.task_rows = self.task_rows.of(row)
         if self.task is not None and not isinstance(self.task, int):
             self.task = self.task.of(row)
         if self.gate is not None:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evcl.nn.film import Sites, first_rows
+from evcl._core.errors import retired
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
 from evcl.nn.number_head import NumberHead
+from evcl.nn.per_task import Sources, TaskWeights
 from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.nn.slots import Slot, head_names
 from evcl.nn.trunk import Trunk
@@ -32,8 +33,7 @@ class BayesianNetwork(Trunk):
     prior of the trunk's weights: 0, except for the scale of a norm and for values that never move, or, with
     prior="network", the first weights. `scales` holds, by name, the default standard deviation of that prior.
 
-    `film` [R, T, ...] holds the row of each task: its scales and shifts, [2, U] (see film.py), or the weights of the
-    `private` layers, [W] (see private.py); None: the network has neither.
+    `task_weights`: those that belong to a task, beside the posterior (see per_task.py); None: there are none.
 
     `call` says how the trunk is called: how its inputs are packed, and which of its outputs are the features.
 
@@ -53,7 +53,6 @@ class BayesianNetwork(Trunk):
         centre: Tensor,
         scales: dict[str, float],
         owned: Owned = (),
-        sites: Sites | None = None,
         call: Call | None = None,
         direct: DirectParameters | None = None,
         frozen: Mapping[str, str] | None = None,
@@ -66,9 +65,7 @@ class BayesianNetwork(Trunk):
         self.posterior = posterior
         self.trunk_names = tuple(layout.shapes)
         self.centre, self.scales = centre, dict(scales)
-        self.sites = sites or {}
-        self.film = None if sites is None else first_rows(0, sites, posterior.mean)
-        self.private: list[Any] = []  # the layers of which each task has its own weights: see private.py
+        self.task_weights: TaskWeights | None = None
         self.heads = nn.ModuleList()
         self.owned = nn.ModuleList(own for _, _, own in owned)
         self.direct, self.frozen = direct, dict(frozen or {})
@@ -118,21 +115,14 @@ class BayesianNetwork(Trunk):
         """Whether a CUDA graph can hold a forward pass: no layer reads values on the host."""
         return not any(getattr(m, "reads_host", False) for m in self.trunk.modules())
 
-    def add_film(self, tasks: int, sources: Callable[[int], Sequence[torch.Generator]] | None = None) -> None:
-        """Have rows for at least this many tasks. New FiLM rows change nothing; those of private layers are the
-        module's own weights or, with `sources` of a task, one per replica, drawn.
-        """
-        if self.film is None or tasks <= self.film.shape[1]:
-            return
-        have, mean = self.film.shape[1], self.posterior.mean
-        if self.private:
-            from evcl.nn.private import first_private  # it needs networks
+    def add_task_weights(self, tasks: int, sources: Callable[[int], Sources] | None = None) -> None:
+        """If the network has weights that belong to a task, have them for at least this many tasks."""
+        if self.task_weights is not None:
+            self.task_weights = self.task_weights.extended(tasks, sources)
 
-            drawn = None if sources is None else [sources(task) for task in range(have, tasks)]
-            more = first_private(self.private, tasks - have, mean, drawn)
-        else:
-            more = first_rows(tasks - have, self.sites, mean)
-        self.film = torch.cat([self.film, more], 1)
+    def add_film(self, tasks: int, sources: Callable[[int], Sources] | None = None) -> None:
+        retired("BayesianNetwork.add_film", "call add_task_weights")
+        self.add_task_weights(tasks, sources)
 
     # --- heads -----------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class Trunk(Bound):
     def fixed(self) -> int:
         """The number of the trunk's first layers that never change, or WHOLE if all of it never changes."""
         if self._fixed is None:
-            simple = self.film is None and not self.owned and self.direct is None
+            simple = self.task_weights is None and not self.owned and self.direct is None
             self._fixed = fixed_layers(self.trunk) if simple else 0
         return self._fixed if self._fixed == WHOLE or self.call.form is None else 0
 

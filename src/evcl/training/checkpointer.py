@@ -144,7 +144,7 @@ class Checkpointer(Observer):
         stopped.copy_(saved.tensor("stopped", stopped))
         for buffer, value in zip(buffers, found, strict=True):
             buffer.copy_(value)
-        step.update.resume(epoch * batches + batch)
+        step.resume(epoch * batches + batch)
         self.file.saved = None
         return position
 

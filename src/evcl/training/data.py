@@ -12,7 +12,7 @@ from evcl._core.randomness import Noise
 from evcl.methods import NO_HEAD, Minibatch, TaskData
 from evcl.methods.augment import augmented, check_images
 from evcl.nn import BayesianNetwork
-from evcl.nn.film import Mixture
+from evcl.nn.per_task import Mixture
 from evcl.targets import CATEGORICAL, Objective
 
 SLOWEST, FASTEST = 0.02, 0.5  # the fraction by which the noise of numbers follows a batch: one epoch, within limits

@@ -37,10 +37,10 @@ class Best:
     def __init__(self, step: Step, patience: int) -> None:
         if len(step.q.mean) != 1:
             raise ValueError("early stopping works for one network only")
-        film = None if step.film is None else step.film.values
+        own = None if step.task_fit is None else step.task_fit.values
         tracked = [buffer for tracker in step.trackers for buffer in tracker.buffers()]
-        own = [] if step.estimating is None else step.estimating.buffers()  # trackers may read the rule's state
-        parts = (step.q.mean, step.q.log_std, film, *step.statistics, *tracked, *own)
+        rule = [] if step.estimating is None else step.estimating.buffers()  # trackers may read the rule's state
+        parts = (step.q.mean, step.q.log_std, own, *step.statistics, *tracked, *rule)
         self.live = [tensor for tensor in parts if tensor is not None]
         self.kept = [tensor.clone() for tensor in self.live]
         self.patience = patience

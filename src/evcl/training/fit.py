@@ -22,11 +22,11 @@ from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.training import paths
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
-from evcl.training.film import RowsFit, rows_fit
 from evcl.training.graphed import GraphedSteps
 from evcl.training.lessons import all_heads
 from evcl.training.observer import Observer, Observers, Progress
 from evcl.training.optimise import EagerSteps, Steps, optimise
+from evcl.training.per_task import TaskFit
 from evcl.training.reread import RereadSteps, reread_task
 from evcl.training.step import Execution, Step
 
@@ -53,7 +53,7 @@ class FitContext:
     chain: LayerNames | None  # if the path uses it
     part: Layout
     start: Gaussian  # over all weights
-    film: RowsFit | None = None  # the rows of tasks that it trains
+    task_fit: TaskFit | None = None  # the weights of tasks that it trains
     reread: TaskData | None = None  # the task whose examples are read anew in each epoch
 
     def gathered(self) -> Gaussian:
@@ -118,14 +118,14 @@ class Fitting:
         if on_gpu and chain is not None:
             align = ALIGNED // (network.weights.compute_dtype or whole.mean.dtype).itemsize
             part = layout.part(names, padded(chain, layout, heads, align), ALIGNED)
-        film = None
-        if network.film is not None:
-            network.add_film(max(pool.tasks) + 1)
+        task_fit = None
+        if network.task_weights is not None:
+            network.add_task_weights(max(pool.tasks) + 1)
             own = [task for task in pool.tasks if task in {one.task for one in self.round.tasks}]
             network.weights.task = (own or pool.tasks)[0]
             trained = own if fit.film else []
-            film = rows_fit(network, trained, _narrowest(network, part)) if trained else None
-        return FitContext(network, pool, path, chain, part, whole, film, reread)
+            task_fit = TaskFit(network, trained, _narrowest(network, part)) if trained else None
+        return FitContext(network, pool, path, chain, part, whole, task_fit, reread)
 
     def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
         """Train, and return the result of the fit as tensors, which a checkpoint can store."""
@@ -133,7 +133,7 @@ class Fitting:
         layout, statistics = network.layout, network.statistics()
         q = context.gathered()
         network.begin()
-        self._meet(network, q, context.film)
+        self._meet(network, q, context.task_fit)
         moves = fit.moves
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
@@ -142,10 +142,10 @@ class Fitting:
         fresh = run.drawn and (fit.fresh or self.round.number == stage == 0)
         s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
         s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
-        step = Step(network, q, own, s, context.pool, context.chain, context.film, self.how)
+        step = Step(network, q, own, s, context.pool, context.chain, context.task_fit, self.how)
         start = step.q.snapshot() if run.allow_divergence else None
-        film = context.film
-        first = None if film is None else film.values.clone()
+        task_fit = context.task_fit
+        first = None if task_fit is None else task_fit.values.clone()
         watching = _Stage(self, fit, stage, context, step)
         steps = self._steps(fit, stage, context, step, watching, length)
         try:
@@ -166,8 +166,8 @@ class Fitting:
                 step.q.log_std[run.diverged] = start.log_std[run.diverged]
             for name, measured in network.statistics().items():
                 measured[run.diverged] = statistics[name][run.diverged]
-            if film is not None and first is not None:
-                film.values[run.diverged] = first[run.diverged]
+            if task_fit is not None and first is not None:
+                task_fit.values[run.diverged] = first[run.diverged]
         results = [tracker.result() for tracker in fit.trackers]
         tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
         if start is not None:  # what was tracked of a diverged replica must not stop the others
@@ -220,7 +220,7 @@ class Fitting:
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.how.noise)
 
-    def _meet(self, network: BayesianNetwork, q: Gaussian, film: RowsFit | None) -> None:
+    def _meet(self, network: BayesianNetwork, q: Gaussian, task_fit: TaskFit | None) -> None:
         """Before a fit, make all processes start from the same weights, and refuse layers that need the whole batch."""
         ranks = self.run.ranks
         if ranks is None:
@@ -233,7 +233,7 @@ class Fitting:
                 "a BatchNorm measures statistics of whole batches, but each process sees only a part: "
                 "use another norm, or one whose statistics have been measured before"
             )
-        for tensor in (q.mean, q.log_std, None if film is None else film.values):
+        for tensor in (q.mean, q.log_std, None if task_fit is None else task_fit.values):
             if tensor is not None:
                 ranks.broadcast_(tensor)
 
@@ -250,8 +250,8 @@ class Fitting:
             if whole is not None and result is not None:
                 network.layout.scatter_(whole, part, result)
             tracked.append(whole)
-        if context.film is not None:
-            network.film = context.film.table_with(found["film"])
+        if context.task_fit is not None:
+            network.task_weights = context.task_fit.weights_with(found["film"])
         model = None if fit.model is None else replace(fit.model, posterior=q, statistics=network.statistics())
         return Fitted(network, q, own, part, used, tracked, model)
 
@@ -259,9 +259,9 @@ class Fitting:
         """NLL and accuracy on the validation examples if the round ended with q."""
         run, validation = self.run, self.validation
         assert validation is not None
-        data, film = validation.data, context.film
-        table = None if film is None else film.table_with(film.values)
-        with run.predicting_from(written(context.network.layout, context.start, context.part, q), table):
+        data, fit = validation.data, context.task_fit
+        own = None if fit is None else fit.weights_with(fit.values)
+        with run.predicting_from(written(context.network.layout, context.start, context.part, q), own):
             return validation.measure(run.predict(data.x, data.head, task=data.task), run.likelihood)
 
 
@@ -273,10 +273,10 @@ def _narrowest(network: BayesianNetwork, part: Layout) -> float:
 
 
 def _ended(q: Gaussian, context: FitContext) -> dict[str, Tensor]:
-    """The result of a fit as named tensors: its weights, its FiLM rows, and the layers' statistics."""
+    """The result of a fit as named tensors: its weights, those of its tasks, and the layers' statistics."""
     found = {"mean": q.mean} if q.log_std is None else {"mean": q.mean, "log_std": q.log_std}
-    if context.film is not None:
-        found["film"] = context.film.values
+    if context.task_fit is not None:
+        found["film"] = context.task_fit.values
     return found | {f"statistics.{name}": tensor for name, tensor in context.network.statistics().items()}
 
 

@@ -76,11 +76,11 @@ class Growing(Replicas):
         network.set_statistics({**network.statistics(), **statistics})
         self._examined.pop(network, None)
 
-    def add_film(self, tasks: int) -> None:
-        """If the networks have rows of tasks, have them for at least this many."""
+    def add_task_weights(self, tasks: int) -> None:
+        """If the networks have weights that belong to a task, have them for at least this many."""
         for network in self._networks():
             own = network is self.network and self.drawn
-            network.add_film(tasks, self._private_sources if own else None)
+            network.add_task_weights(tasks, self._private_sources if own else None)
 
     def _private_sources(self, task: int) -> list[torch.Generator]:
         """What the first weights of a task's private layers are drawn from, for each replica."""
@@ -165,7 +165,8 @@ class Growing(Replicas):
                 packing.check_size(name, found)
         self.memory = packing.from_tensors(self.memory, outline, under("memory/", tensors), self._fits(len(seen)))
         for i, network in enumerate(self._networks()):
-            network.film = tensors.get(f"film {i}")
+            if network.task_weights is not None:
+                network.task_weights = replace(network.task_weights, table=tensors[f"film {i}"])
         self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
         self.network.set_statistics({name: tensors[f"statistics.{name}"] for name in self.network.statistics()})
         self.rounds, self.seen = rounds, tuple(seen)

@@ -54,7 +54,7 @@ def optimise(
         observer.begin_epoch(epoch + 1)
         if s.get("lr_schedule") == "cosine":
             factor = 0.5 + 0.5 * math.cos(math.pi * epoch / s.epochs)
-            step.update.scale(factor)
+            step.scale(factor)
         nll, sound = step.judged(steps.epoch(epoch, s.batch_size, position) / length)
         position = None
         if diverged is not None:

@@ -59,7 +59,7 @@ def kernels(request: Request) -> str | None:
         (r.how.noise is not None or r.how.ranks is not None, "they draw their own noise, for whole batches"),
         (not r.fit.capture, "the fit cannot be captured"),
         (r.how.accumulate > 1, "they compute a step at once"),
-        (r.network.film is not None, "tasks have weights of their own"),
+        (r.network.task_weights is not None, "tasks have weights of their own"),
         (r.reread, "examples are read anew"),
         (r.pool.classes > compiled.MOST_CLASSES, "there are too many classes"),
         (r.pool.weights is not None, "examples have weights"),
@@ -87,7 +87,7 @@ def chain(request: Request) -> str | None:
     return _first(
         (r.on_gpu, "a GPU has kernels"),
         (r.reread and bool(r.fit.losses), "what losses know of the examples changes as they are read"),
-        (r.network.film is not None and len(r.pool.tasks) > 1, "each task has weights of its own"),
+        (r.network.task_weights is not None and len(r.pool.tasks) > 1, "each task has weights of its own"),
     ) or _by_hand(r)
 
 

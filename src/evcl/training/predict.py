@@ -20,6 +20,7 @@ from evcl.methods import TaskData
 from evcl.methods.memory import with_examples
 from evcl.methods.method import Asked, Newcomer
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
+from evcl.nn.per_task import TaskWeights
 from evcl.targets.likelihood import Means
 from evcl.training.growing import Growing
 
@@ -89,17 +90,17 @@ class Predicting(Growing):
         self._kept = None
 
     @contextmanager
-    def predicting_from(self, q: Gaussian, film: Tensor | None = None) -> Iterator[None]:
-        """Inside this context, predict from these weights and, if given, FiLM rows."""
-        before = self.network.posterior, self.method, self.network.film
+    def predicting_from(self, q: Gaussian, task_weights: TaskWeights | None = None) -> Iterator[None]:
+        """Inside this context, predict from these weights and, if given, those of tasks."""
+        before = self.network.posterior, self.method, self.network.task_weights
         self.network.posterior = q
-        if film is not None:
-            self.network.film = film
+        if task_weights is not None:
+            self.network.task_weights = task_weights
         self.method = replace(self.method, predictor=None)
         try:
             yield
         finally:
-            (self.network.posterior, self.method, self.network.film), self._kept = before, None
+            (self.network.posterior, self.method, self.network.task_weights), self._kept = before, None
 
     def widen_kept(self, columns: int) -> None:
         """Pad the kept examples, which are packed, to at least this many columns: see `evcl._core.forms`."""
@@ -120,19 +121,19 @@ class Predicting(Growing):
 
     @property
     def predicts_by_task(self) -> bool:
-        """Whether each task's predictions use different weights: a method chooses them, or there is FiLM."""
-        return self.network.film is not None or self.method.predictor is not None
+        """Whether each task's predictions use different weights: a method chooses them, or some belong to a task."""
+        return self.network.task_weights is not None or self.method.predictor is not None
 
     @property
     def needs_task(self) -> bool:
         """Whether predictions differ from task to task, also for tasks that share a head."""
-        return self.network.film is not None or self.method.needs_task
+        return self.network.task_weights is not None or self.method.needs_task
 
     @property
     def tells_classes_apart(self) -> bool:
         """Whether new classes of a head may be learned apart from its old ones: see `Method.log_joint`."""
         apart = self.method.log_joint is not None and not self.method.generative
-        return apart and self.network.film is None and not self.network.takes_tokens
+        return apart and self.network.task_weights is None and not self.network.takes_tokens
 
     @torch.no_grad()
     def log_joint(self, x: Tensor, heads: Sequence[int]) -> list[Tensor] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -192,14 +193,14 @@ class Replicas:
         layouts = tuple((one, one.layout, len(one.heads), one.form()) for one in self._networks())
         network = self.network
         about = (self.memory, self.rounds, self.seen, self.diverged.clone())
-        films = tuple(one.film for one in self._networks())
-        return State(layouts, network.posterior, network.statistics(), *about, films)
+        task_weights = tuple(one.task_weights for one in self._networks())
+        return State(layouts, network.posterior, network.statistics(), *about, task_weights)
 
     def restore(self, state: State) -> None:
-        for (network, layout, heads, form), film in zip(state.layouts, state.films, strict=True):
+        for (network, layout, heads, form), own in zip(state.layouts, state.task_weights, strict=True):
             del network.heads[heads:]
             network.set_form(form)
-            network.layout, network.film, network.weights.task = layout, film, None
+            network.layout, network.task_weights, network.weights.task = layout, own, None
         self.network.posterior, self.memory = state.posterior, state.memory
         self.network.set_statistics(state.statistics)
         self.rounds, self.seen = state.rounds, state.seen
@@ -244,7 +245,8 @@ class Replicas:
         statistics = {name: tensor.to(device) for name, tensor in network.statistics().items()}
         for each in self._networks():
             each.trunk.to(device)
-            each.film = None if each.film is None else each.film.to(device)
+            if each.task_weights is not None:
+                each.task_weights = replace(each.task_weights, table=each.task_weights.table.to(device))
         network.posterior = network.posterior.map(lambda t: t.to(device))
         network.set_statistics(statistics)
         self.memory = memories.mapped(self.memory, lambda t: t.to(device))

@@ -38,7 +38,7 @@ class Run(Predicting):
         """
         watching = observer or Observer()
         state = self.state()
-        self.add_film(max(task.task for task in tasks) + 1)
+        self.add_task_weights(max(task.task for task in tasks) + 1)
         self.grow_trunk(self.rounds + 1)
         self.network.weights.task = tasks[0].task
         network, seen = self.network, self.seen

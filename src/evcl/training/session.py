@@ -141,7 +141,7 @@ class Session:
         used = {label for label in owner if owner[label] in {owner[one] for one in present}}
         few = sum(rows.values()) < LIKELY * len(used)
         self.lacking = [] if few else [label for label in classes if label in used & shown - present]
-        run.add_film(number + 1)
+        run.add_task_weights(number + 1)
         return self._parts(task, number)
 
     def add_errors(self, errors: Mapping[str, Tensor], known: set[str]) -> None:

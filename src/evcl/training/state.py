@@ -9,6 +9,7 @@ from torch import Tensor
 
 from evcl.methods import packing
 from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.nn.per_task import TaskWeights
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class State:
     rounds: int
     seen: tuple[int, ...]
     diverged: Tensor
-    films: tuple[Tensor | None, ...] = ()  # the FiLM rows of each network
+    task_weights: tuple[TaskWeights | None, ...] = ()  # of each network
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:
@@ -32,7 +33,7 @@ def tensors_of(state: State) -> dict[str, Tensor]:
     named["posterior.mean"] = state.posterior.mean
     if state.posterior.log_std is not None:
         named["posterior.log_std"] = state.posterior.log_std
-    named |= {f"film {i}": film for i, film in enumerate(state.films) if film is not None}
+    named |= {f"film {i}": own.table for i, own in enumerate(state.task_weights) if own is not None}
     return named | {f"memory/{name}": tensor for name, tensor in packing.tensors(state.memory).items()}
 
 

@@ -19,11 +19,10 @@ from evcl.methods.method import begin_tracker
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Part
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
-from evcl.nn.film import FilmRows
-from evcl.nn.lessons import Lessons
+from evcl.nn.film import scale_and_shift
 from evcl.training.data import Pool
-from evcl.training.film import FilmFit, RowsFit, WithFilm
 from evcl.training.lessons import all_heads, find_lessons
+from evcl.training.per_task import TaskFit
 from evcl.training.rules import Estimating, Rule, Update, gpu_kernels
 
 
@@ -51,28 +50,29 @@ class Bound:
     """A network bound to a step's buffers, to which it adds the gradients that autograd computes."""
 
     def __init__(
-        self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor, film: RowsFit | None = None
+        self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor, task_fit: TaskFit | None = None
     ) -> None:
-        self.network, self.layout, self.values, self.grads, self.film = network, layout, values, grads, film
+        self.network, self.layout, self.values, self.grads = network, layout, values, grads
+        self.task_fit = task_fit
         self.bound: object = None
 
     def film_of(self, chain: LayerNames, task: int) -> list[tuple[Tensor, ...]]:
         """For each layer of a chain, this task's FiLM scale and shift and, if they are trained, their gradients."""
-        if self.network.film is None:
+        weights = self.network.task_weights
+        if weights is None:  # private layers are no chain
             return []
-        if self.film is not None:
-            assert isinstance(self.film, FilmFit)  # private layers are no chain
-            return [self.film.buffers(task, weight) for weight, _ in chain]
-        rows = FilmRows(self.network.film, self.network.sites)
-        return [rows.pair(task, weight) for weight, _ in chain]
+        row, grads = (weights.table[:, task], None) if self.task_fit is None else self.task_fit.rows.row(task)
+        both = [row] if grads is None else [row, grads]
+        sites = weights.kind.parts
+        return [tuple(t for each in both for t in scale_and_shift(each, sites[weight])) for weight, _ in chain]
 
     def backward(self, noise: Noise, compute: Callable[[BayesianNetwork], list[Tensor]]) -> list[Tensor]:
         """Call `compute`, add the gradient of the sum of its results ([R] each) to the buffer, and return them."""
         if self.network.weights.mean is not self.bound:  # on the first call, and after a prediction in between
             values, grads, both = self.values, self.grads, len(self.values) == 2
             into = grads[0], grads[1] if both else None
-            film = None if self.film is None else self.film.rows()
-            self.network.bind(values[0], values[1] if both else None, self.layout, into, film)
+            rows = None if self.task_fit is None else self.task_fit.rows
+            self.network.bind(values[0], values[1] if both else None, self.layout, into, rows)
             self.bound = self.network.weights.mean
         self.network.weights.noise = noise
         with torch.enable_grad():
@@ -81,8 +81,8 @@ class Bound:
             if total.requires_grad:
                 total.backward()
         self.network.collect_gradients()
-        if self.film is not None:
-            self.film.collect()
+        if self.task_fit is not None:
+            self.task_fit.rows.collect()
         return [one.detach() for one in found]
 
 
@@ -98,8 +98,8 @@ class ByAutograd:
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
         self.bound.grads.zero_()  # a chain only writes the gradients of its own layers
-        if self.bound.film is not None:
-            self.bound.film.grads.zero_()
+        if self.bound.task_fit is not None:
+            self.bound.task_fit.grads.zero_()
         nll = None if self.chain is None else self.chain(rows, noise)
         rows = rows.rows() if isinstance(rows, Batch) else rows
         batch = self.pool.minibatch(rows, noise, bool(self.losses))
@@ -120,18 +120,6 @@ class ByAutograd:
         return found[-1] if nll is None else nll
 
 
-class OnLogits:
-    """The gradient of a `LogitLoss`, for a chain to add; the loss itself is in `value`, [R]."""
-
-    def __init__(self, loss: LogitLoss, pool: Pool, value: Tensor) -> None:
-        self.loss, self.pool, self.value = loss, pool, value
-
-    def __call__(self, z: Tensor, places: Tensor) -> Tensor:
-        value, gradient = self.loss.of_logits(z, self.pool.numbers(places))
-        self.value.copy_(value)
-        return gradient
-
-
 class Apart:
     """The gradient of every second row of a batch, the new ones, and in a buffer of its own that of the others, the
     kept ones. `Step` projects the first with the second.
@@ -144,13 +132,13 @@ class Apart:
         """Return the mean NLL of all rows, [R]."""
         if isinstance(noise, PartNoise):
             noise = PartNoise(noise.noise, slice(noise.part.start // 2, noise.part.stop // 2), noise.examples // 2)
-        kept = self.kept(rows[:, 1::2], noise).clone()  # first: both may use the buffer of FiLM's gradients
+        kept = self.kept(rows[:, 1::2], noise).clone()  # first: both may use one buffer for the weights of tasks
         return (kept + self.new(rows[:, ::2], noise)) / 2
 
 
 def apart(new: Source, bound: Bound, pool: Pool, into: Tensor) -> Apart:
     """The source `new` for the new rows, and one like it for the kept rows, which writes into another buffer."""
-    kept: Source = ByAutograd(Bound(bound.network, bound.layout, bound.values, into, bound.film), pool)
+    kept: Source = ByAutograd(Bound(bound.network, bound.layout, bound.values, into, bound.task_fit), pool)
     if isinstance(new, Chain):
         kept = Chain(new.places, bound.values, into, pool, bound.network.weights.compute_dtype)
     return Apart(new, kept)
@@ -236,7 +224,7 @@ class Step:
 
     `q`, with its layout, and the terms and `moves` of `fit` are those of the fit's weights alone. `chain` names the
     network's layers if their gradient is not to be computed by autograd, but by nn/chain.py or, on a GPU, by kernels.
-    `rows`: the weights of tasks to train beside the posterior.
+    `task_fit`: the weights of tasks to train beside the posterior.
     """
 
     def __init__(
@@ -247,81 +235,90 @@ class Step:
         s: Settings,
         pool: Pool,
         chain: LayerNames | None = None,
-        rows: RowsFit | None = None,
+        task_fit: TaskFit | None = None,
         how: Execution | None = None,
     ) -> None:
-        how, layout, variance, losses = how or Execution(), q.layout, q.variance(), fit.losses
+        how, layout, variance = how or Execution(), q.layout, q.variance()
         assert layout is not None
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
         grads = torch.zeros_like(values)
         self.q, self.network, self.pool = Gaussian(values[0], q.log_std, layout), network, pool
         self.terms, self.trackers = list(fit.terms), list(fit.trackers)
-        self.ranks, self.film = how.ranks, rows
+        self.ranks, self.task_fit = how.ranks, task_fit
         self.statistics = list(network.statistics().values())
         pull, self.rest = (None, self.terms) if how.reference else collapse(self.terms)
         self.variance = None if variance is None else values[1]
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
         self.by_kernels = chain is not None and values.is_cuda
-        bound = Bound(network, layout, values, grads, rows)
-        source, lessons, rounded = self._by_chain(chain, bound, losses)
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
-        if lessons is not None:
-            self._losses = [(term_name(losses[0]), lessons.value)]
-        elif isinstance(source, Chain) and isinstance(source.beside, OnLogits):
-            self._losses = [(term_name(losses[0]), source.beside.value)]
-        elif source is None or losses:
-            source = by_autograd = ByAutograd(bound, pool, losses, source)
-            self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
-        assert source is not None
+        self._values, self._rounded = values, None if not self.by_kernels else _rounded(network, values)
+        bound = Bound(network, layout, values, grads, task_fit)
+        source = self._gradient(chain, bound, fit.losses)
         self.kept_grads = torch.zeros_like(grads) if fit.project else None
         if self.kept_grads is not None:
             source = apart(source, bound, pool, self.kept_grads)
         make = fit.rule or Update
-        self.update: Rule = make(self.q, self.variance, grads, pull, s, rounded)
+        self.update: Rule = make(self.q, self.variance, grads, pull, s, self._rounded)
         self.estimating = self.update if isinstance(self.update, Estimating) else None
         if self.estimating is not None:
             self.by_kernels = False
             if how.accumulate > 1 and getattr(self.estimating, "whole", False):
                 raise EvclError("this method needs all examples of a step at once: leave out accumulate")
-            source = self.estimating.source(network, layout, pool, self._at(chain, losses))
+            source = self.estimating.source(network, layout, pool, self._at(chain, fit.losses))
         shared = [grads] if self.estimating is None else [grads, *self.estimating.means]
         shared += [] if self.kept_grads is None else [self.kept_grads]
-        if rows is not None:
-            shared, self.update = [*shared, rows.grads], WithFilm(self.update, rows, s)
+        self.rules: list[Rule | TaskFit] = [self.update]
+        if task_fit is not None:
+            task_fit.begin(s)
+            shared, self.rules = [*shared, task_fit.grads], [self.update, task_fit]
         period = getattr(fit.sampler, "period", 1)
         source = source if how.ranks is None else Shared(source, shared, how.ranks, period)
         self.source: Source = source if how.accumulate == 1 else Accumulated(source, shared, how.accumulate, period)
         self.beside: list[Tensor] = []  # further tensors that change from epoch to epoch, such as copies
-        self._still, self._rounded, self._values = None if fit.moves is None else ~fit.moves, rounded, values
+        self._still = None if fit.moves is None else ~fit.moves
         live = [] if fit.moves is None else [t for t in (values[0], q.log_std, self.variance) if t is not None]
         self._held = [(tensor, tensor.clone()) for tensor in live]
         self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that are no longer updated
         for tracker in self.trackers:
             begin_tracker(tracker, self.q, Part(network.layout, layout))
 
-    def _by_chain(
-        self, chain: LayerNames | None, bound: Bound, losses: Sequence[Loss]
-    ) -> tuple[Source | None, Lessons | None, Tensor | None]:
-        """If the network is a chain: what computes its gradient, the distillation that it includes and, for the
-        kernels, a copy of the weights in a lower precision.
-        """
-        if chain is None:
-            return None, None, None
+    def _gradient(self, chain: LayerNames | None, bound: Bound, losses: Sequence[Loss]) -> Source:
+        """What computes the gradient of the NLL and the losses: a chain where it can, else autograd."""
+        fast = None if chain is None else self._by_chain(chain, bound, losses)
+        if fast is not None and (self._losses or not losses):
+            return fast
+        slow = ByAutograd(bound, self.pool, losses, fast)
+        self._losses = list(zip(map(term_name, losses), slow.values, strict=True))
+        return slow
+
+    def _by_chain(self, chain: LayerNames, bound: Bound, losses: Sequence[Loss]) -> Source:
+        """A chain's pass. It includes distillation, and a loss on the logits of point weights."""
         network, values, grads, pool = bound.network, bound.values, bound.grads, self.pool
-        kernels, compute_dtype = gpu_kernels() if self.by_kernels else None, network.weights.compute_dtype
+        kernels = gpu_kernels() if self.by_kernels else None
         lessons = None
-        if network.film is None:  # with FiLM, each head is distilled through a trunk of its own
+        if network.task_weights is None:  # with FiLM, each head is distilled through a trunk of its own
             most = None if kernels is None else kernels.MOST_CLASSES
             lessons = find_lessons(losses, pool, network.classes, values[0], most)
+        if lessons is not None:
+            self._losses = [(term_name(losses[0]), lessons.value)]
         heads = pool.heads if lessons is None else all_heads(pool, losses)
         places = find_places(chain, bound.layout, heads)
         if kernels is not None:
-            rounded = None if compute_dtype is None else values.to(compute_dtype)
-            return kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons), lessons, rounded
-        film, beside = bound.film_of(chain, pool.tasks[0]), None
-        if len(losses) == 1 and isinstance(losses[0], LogitLoss) and len(values) == 1:
-            beside = OnLogits(losses[0], pool, values.new_zeros(values.shape[1]))
-        return Chain(places, values, grads, pool, compute_dtype, lessons, film, beside), lessons, None
+            used = values if self._rounded is None else self._rounded
+            fused: Source = kernels.Chain(places, used, grads, pool, lessons)
+            return fused
+        on_logits = None
+        if len(losses) == 1 and isinstance(loss := losses[0], LogitLoss) and len(values) == 1:
+            found = values.new_zeros(values.shape[1])
+            self._losses = [(term_name(loss), found)]
+
+            def on_logits(z: Tensor, places: Tensor) -> Tensor:
+                value, gradient = loss.of_logits(z, pool.numbers(places))
+                found.copy_(value)
+                return gradient
+
+        film = bound.film_of(chain, pool.tasks[0])
+        return Chain(places, values, grads, pool, network.weights.compute_dtype, lessons, film, on_logits)
 
     def _at(self, chain: LayerNames | None, losses: Sequence[Loss]) -> Callable[[Tensor, Tensor], Source]:
         """What a rule that computes its own gradient is given: see `Estimating.source`."""
@@ -371,7 +368,8 @@ class Step:
             tracker.before(self.q, self.grads)
         if self.rest:
             add_gradients(self.rest, self.q, self.grads, self.variance)
-        self.update()
+        for rule in self.rules:
+            rule()
         if self._still is not None:
             self._hold()
         for tracker in self.trackers:
@@ -381,7 +379,18 @@ class Step:
     def freeze(self, rows: Tensor) -> None:
         """Stop updating the replicas for which `rows` [R] is True; trackers no longer receive their gradients."""
         self._stopped |= rows.view(-1, 1)
-        self.update.freeze(rows)
+        for rule in self.rules:
+            rule.freeze(rows)
+
+    def scale(self, factor: float) -> None:
+        """From now on, learning rates are `factor` times those of the settings."""
+        for rule in self.rules:
+            rule.scale(factor)
+
+    def resume(self, steps: int) -> None:
+        """Continue after this many steps; the buffers have been restored."""
+        for rule in self.rules:
+            rule.resume(steps)
 
     def _hold(self) -> None:
         """Restore the weights that must not move."""
@@ -406,7 +415,8 @@ class Step:
         """Every tensor that a step changes, and those in `beside`."""
         tracked = [buffer for tracker in self.trackers for buffer in tracker.buffers()]
         losses = [value for _, value in self._losses]
-        return [*self.update.buffers(), *self.statistics, *tracked, *losses, *self.beside]
+        updated = [buffer for rule in self.rules for buffer in rule.buffers()]
+        return [*updated, *self.statistics, *tracked, *losses, *self.beside]
 
     def judged(self, nll: Tensor) -> tuple[Tensor, Tensor]:
         """An epoch's NLL [R], summed over the processes that share it, and whether NLL and weights are valid [R].
@@ -418,9 +428,15 @@ class Step:
         variance = self.q.variance()
         if variance is not None:
             sound &= variance.isfinite().all(1) & (variance > 0).all(1)
-        if self.film is not None:
-            sound &= self.film.values.isfinite().flatten(1).all(1)
+        if self.task_fit is not None:
+            sound &= self.task_fit.values.isfinite().flatten(1).all(1)
         if self.ranks is None:
             return nll, sound
         nll, unsound = self.ranks.sum_(torch.stack([nll, (~sound).to(nll)]))
         return nll, unsound == 0
+
+
+def _rounded(network: BayesianNetwork, values: Tensor) -> Tensor | None:
+    """A copy of the weights in the precision in which kernels compute, if that is a lower one."""
+    dtype = network.weights.compute_dtype
+    return None if dtype is None else values.to(dtype)

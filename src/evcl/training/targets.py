@@ -43,7 +43,7 @@ def prepared(session: Session, task: Given, number: int) -> TaskData:
     session.domains[task.name], session.lacking = 0, []
     if likelihood.heads:
         _rescale(session, task)
-    run.add_film(number + 1)
+    run.add_task_weights(number + 1)
     return data(session, task, number)
 
 

@@ -6,8 +6,8 @@ for CUDA graphs and checkpoints.
 """
 
 from evcl.training.rules.adam import Adam
-from evcl.training.rules.rule import Estimating, Rule
+from evcl.training.rules.rule import Estimating, Rate, Rule
 from evcl.training.rules.sgd import SGD
 from evcl.training.rules.update import Natural, Update, gpu_kernels
 
-__all__ = ["SGD", "Adam", "Estimating", "Natural", "Rule", "Update", "gpu_kernels"]
+__all__ = ["SGD", "Adam", "Estimating", "Natural", "Rate", "Rule", "Update", "gpu_kernels"]

@@ -9,9 +9,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from evcl.nn import BayesianNetwork, Layout
+
+
+class Rate:
+    """A learning rate per replica, which can be scaled, and be 0 for some. `now` [R, 1] is the tensor that a CUDA graph
+    reads at each step. On a CPU, `numbers` are its values, and `value` is one number if all replicas have the same.
+    """
+
+    def __init__(self, rate: Tensor | float, like: Tensor) -> None:
+        column = torch.as_tensor(rate, dtype=like.dtype, device=like.device).expand(len(like), 1)
+        self._base, self._factor = column.clone(memory_format=torch.contiguous_format), 1.0
+        self.now, self.numbers = self._base.clone(), list[float]()
+        self.value: Tensor | float = self.now
+        self._set()
+
+    def scale(self, factor: float) -> None:
+        """From now on, it is `factor` times what it was at first."""
+        if factor != self._factor:
+            self._factor = factor
+            self._set()
+
+    def freeze(self, rows: Tensor) -> None:
+        """From now on, it is 0 for the replicas for which `rows` [R] is True."""
+        self._base.masked_fill_(rows.view(-1, 1), 0.0)
+        self._set()
+
+    def _set(self) -> None:
+        torch.mul(self._base, self._factor, out=self.now)
+        if not self.now.is_cuda:  # reading a value does not make the host wait
+            self.numbers[:] = self.now.flatten().tolist()
+            self.value = self.numbers[0] if len(set(self.numbers)) == 1 else self.now
 
 
 class Rule(Protocol):

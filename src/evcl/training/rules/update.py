@@ -32,6 +32,7 @@ from evcl.kernels.native import Native, native
 from evcl.methods import Spring, Springs
 from evcl.nn import Gaussian
 from evcl.training.rules.adam import BETA1, BETA2, Adam
+from evcl.training.rules.rule import Rate
 from evcl.training.rules.sgd import SGD
 
 DECAY = 0.999  # of the two running means whose ratio is the curvature
@@ -72,10 +73,8 @@ class Update:
                         "std_update=adam allows 0"
                     )
                 self.log_std = Natural(q.log_std, decided(s.std_rate))
-        self._base = [_column(part.lr, q.mean) for part in self._parts()]
-        self.rates = [rate.clone() for rate in self._base]  # the current rates; a CUDA graph reads them at each step
-        self._numbers: list[list[float]] = []
-        self._factor = 1.0
+        self._parts = [part for part in (self.mean, self.log_std) if part is not None]
+        self.rates = [Rate(part.lr, q.mean) for part in self._parts]
         self._set_rates()
         self.count = self.mean.count  # number of steps taken
         self._counts: Tensor | None = None  # number of steps taken, for the GPU kernel
@@ -94,39 +93,31 @@ class Update:
 
     def freeze(self, rows: Tensor) -> None:
         """Stop updating the replicas for which `rows` [R] is True."""
-        for base in self._base:
-            base.masked_fill_(rows.view(-1, 1), 0.0)
+        for rate in self.rates:
+            rate.freeze(rows)
         self._set_rates()
 
     def scale(self, factor: float) -> None:
         """From now on, learning rates, except that of natural steps, are `factor` times those of the settings."""
-        if factor != self._factor:
-            self._factor = factor
-            self._set_rates()
+        for part, rate in zip(self._parts, self.rates, strict=True):
+            if not isinstance(part, Natural):
+                rate.scale(factor)
+        self._set_rates()
 
     def resume(self, steps: int) -> None:
         """Continue after this many steps; the other buffers have been restored."""
-        counts = [part.count for part in self._parts() if not isinstance(part, Natural)]
+        counts = [part.count for part in self._parts if not isinstance(part, Natural)]
         for count in counts if self._counts is None else [*counts, self._counts]:
             count.fill_(min(steps, 2**24))  # the largest count that float32 reaches in steps of 1
         self._taken[0] = steps
 
     def _set_rates(self) -> None:
-        for part, base, rate in zip(self._parts(), self._base, self.rates, strict=True):
-            torch.mul(base, 1.0 if isinstance(part, Natural) else self._factor, out=rate)
-            part.lr = rate
-        if not self.q.mean.is_cuda:  # on a CPU, reading a value does not make the host wait
-            self._numbers[:] = [rate.flatten().tolist() for rate in self.rates]
-            for part, numbers in zip(self._parts(), self._numbers, strict=True):
-                if not isinstance(part, Natural) and len(set(numbers)) == 1:
-                    part.lr = numbers[0]
-
-    def _parts(self) -> list[Adam | SGD | Natural]:
-        return [part for part in (self.mean, self.log_std) if part is not None]
+        for part, rate in zip(self._parts, self.rates, strict=True):
+            part.lr = rate.now if isinstance(part, Natural) else rate.value
 
     def buffers(self) -> list[Tensor]:
         """Every tensor that an update changes or reads."""
-        found = [t for part in self._parts() for t in part.state()]
+        found = [t for part in self._parts for t in part.state()]
         return [*found, self.grads, *(t for t in (self.variance, self.rounded, self._counts) if t is not None)]
 
     def _choose(self) -> Callable[[], None] | None:
@@ -184,7 +175,8 @@ class Update:
                 state = [t[r] for t in (*own, *rest)]
                 name = "update_natural" if natural else "update_log_std"
                 log_stds.append(compiled.bind(name, state[0].numel(), *state))
-        count, parts, numbers, taken = self.count, (means, log_stds)[: len(self.rates)], self._numbers, self._taken
+        numbers = [rate.numbers for rate in self.rates]
+        count, parts, taken = self.count, (means, log_stds)[: len(self.rates)], self._taken
 
         def move() -> None:
             taken[0] = steps = taken[0] + 1
@@ -200,8 +192,9 @@ class Update:
     def _kernels(self, kernels: Any, pull: Springs) -> Callable[[], None]:
         """The update by one GPU kernel, in which a CUDA graph needs no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
-        states = [part.state()[:3] for part in self._parts()]
-        rates, count, grads, variance, rounded = self.rates, self.count, self.grads, self.variance, self.rounded
+        states = [part.state()[:3] for part in self._parts]
+        rates = [rate.now for rate in self.rates]
+        count, grads, variance, rounded = self.count, self.grads, self.variance, self.rounded
         mean, std = states[0], states[1] if len(states) > 1 else []
         counts = self._counts = kernels.counts(self.q.mean)
         natural = isinstance(self.log_std, Natural)
@@ -239,15 +232,6 @@ class Natural:
         # A weight without data has stiffness exactly w and variance exactly c, so that it stays there.
         self.weights += 0.5 * self.lr * (linear.w / stiff * (linear.c / variance)).log()
         torch.exp(2 * self.weights, out=variance)
-
-
-def _column(rate: Tensor | float, like: Tensor) -> Tensor:
-    """[R, 1], a copy"""
-    return (
-        torch.as_tensor(rate, dtype=like.dtype, device=like.device)
-        .expand(len(like), 1)
-        .clone(memory_format=torch.contiguous_format)
-    )
 
 
 @cache
