@@ -1,9 +1,8 @@
-"""Readers of weights, and the tokeniser, against other implementations and on damaged files."""
+"""Readers of weights, and the tokeniser."""
 
 from __future__ import annotations
 
 import io
-import json
 import pickle
 
 import numpy as np
@@ -20,60 +19,17 @@ def packed(content: bytes) -> np.ndarray:
     return np.frombuffer(bytearray(content), np.uint8)
 
 
-def test_safetensors_are_read_as_the_package_reads_them():
-    g = torch.Generator().manual_seed(0)
-    tensors = {
-        "a": torch.randn(3, 4, generator=g),
-        "b": torch.arange(5, dtype=torch.int64),
-        "c": torch.randn(2, generator=g).to(torch.bfloat16),
-        "d": torch.tensor(2.0, dtype=torch.float64),
-        "e": torch.zeros(0, 3),
-        "f": torch.tensor([True, False, True]),
-    }
-    found = read_safetensors(packed(safetensors.torch.save(tensors, {"about": "text"})))
+def test_safetensors_are_read_and_every_damaged_file_is_refused_in_one_line():
+    tensors = {"a": torch.ones(4), "b": torch.tensor([1.5, 2.0]).bfloat16(), "c": torch.zeros(0, 3)}
+    whole = safetensors.torch.save(tensors, {"about": "text"})
+    found = read_safetensors(packed(whole))
     assert found.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
-
-
-def made(header, body=b"\0" * 8, length=None):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return packed((len(text) if length is None else length).to_bytes(8, "little") + text + body)
-
-
-GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (packed(b"abc"), "too short"),
-        (made({"a": GOOD}, length=2**60), "its header would have"),
-        (made(b"not json"), "not JSON"),
-        (made([1]), "names no tensors"),
-        (made({"a": {**GOOD, "dtype": "PICKLE"}}), "'a' is damaged"),
-        (made({"a": {**GOOD, "shape": [-2]}}), "'a' is damaged"),
-        (made({"a": {**GOOD, "shape": [3]}}), "'a' is damaged"),
-        (made({"a": {**GOOD, "data_offsets": [0, 8, 9]}}), "'a' is damaged"),
-        (made({"a": {**GOOD, "data_offsets": [4, 12]}}), "those before it end at 0"),
-        (made({"a": GOOD, "b": GOOD}), "those before it end at 8"),
-        (made({"a": {**GOOD, "shape": [4], "data_offsets": [0, 16]}}), "is at bytes 0 to 16"),
-        (made({"a": GOOD}, b"\0" * 9), "its tensors have 8 bytes, but the file has 9"),
-        (made({"a": GOOD | {"shape": [True, 2]}}), "'a' is damaged"),
-    ],
-)
-def test_damaged_safetensors_are_refused_in_one_line(content, words):
-    with pytest.raises(EvclError, match=words) as error:
-        read_safetensors(content)
-    assert "\n" not in str(error.value)
-
-
-def test_every_cut_of_a_safetensors_file_is_refused():
-    whole = safetensors.torch.save({"a": torch.ones(4), "b": torch.ones(2)})
-    for end in range(len(whole)):
-        with pytest.raises(EvclError):
-            read_safetensors(packed(whole[:end]))
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    damaged = [whole[:end] for end in range(len(whole))] + [whole + b"0", whole.replace(b"BF16", b"CODE")]
+    for content in damaged:
+        with pytest.raises(EvclError, match="not a safetensors file") as error:
+            read_safetensors(packed(content))
+        assert "\n" not in str(error.value)
 
 
 def test_torch_files_are_read_without_running_code():

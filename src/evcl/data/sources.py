@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.files import cache_folder
@@ -185,35 +184,32 @@ class _Slow(SourceFailed):
 
 
 def download(url: str, place: Path, file: File, timeout: tuple[float, float], longest: float) -> None:
-    """Download one file. pooch checks its sha256 before the file gets its name, and skips a correct file that exists.
+    """Download one file, unless it is there; it gets its name once its sha256 is right.
 
     An interrupted download leaves its first bytes in a .part file for this URL, and the next call resumes from there.
     """
-    import pooch
-
     part = place / f"{file.name}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
-
-    def get(url: str, output: str, _: object) -> None:
-        _get(url, part, file, timeout, longest)
-        part.replace(output)
-
-    with _quiet(pooch.get_logger()):
-        for _ in range(2):
-            resumed = part.exists()
-            try:
-                with _disk(part):
-                    pooch.retrieve(url, f"sha256:{file.sha256}", file.name, place, downloader=get)
+    with _disk(part):
+        if (place / file.name).exists() and _sha256(place / file.name) == file.sha256:
+            return
+        for resumed in (part.exists(), False):
+            _get(url, part, file, timeout, longest)
+            if _sha256(part) == file.sha256:
+                part.replace(place / file.name)
                 return
-            except EvclError:
-                raise
-            except ValueError:  # wrong hash; if the download was resumed, its first bytes may be outdated
-                if not resumed:
-                    break
+            part.unlink()
+            if not resumed:  # otherwise its first bytes may be outdated
+                break
     raise SourceFailed("wrong sha256")
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _get(url: str, part: Path, file: File, timeout: tuple[float, float], longest: float) -> None:
-    """Stream a file into `part`, resuming at its end. pooch's own downloader can neither resume nor limit the size."""
+    """Stream a file into `part`, resuming at its end."""
     import requests
     import urllib3
 
@@ -280,17 +276,6 @@ def _disk(path: Path) -> Iterator[None]:
         raise EvclError(
             f"cannot write {path} ({error.strerror or error}): free space, or choose another folder with EVCL_CACHE"
         ) from error
-
-
-@contextmanager
-def _quiet(logger: Any) -> Iterator[None]:
-    """Silence pooch, which logs every URL and hash; our own messages are shorter."""
-    level = logger.level
-    logger.setLevel("WARNING")
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 # 3. Package registries
