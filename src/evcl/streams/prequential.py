@@ -232,29 +232,25 @@ class Prequential:
         }
         return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
 
-    @staticmethod
-    def restored(told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Prequential:
+    @classmethod
+    def restored(cls, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Prequential:
         """The scores whose state this is. Raises EvclError if it is none."""
         try:
-            found = Prequential(told["kind"], told["asked"], told["fading"])
-            found.restore(told, arrays)
+            self = cls(told["kind"], told["asked"], told["fading"])
+            self.rows, self.window = int(told["rows"]), int(told["window"])
+            self._labels = {label: place for place, label in enumerate(told["labels"])}
+            self._windows, self._decayed = (np.array(arrays[name], dtype=np.float64) for name in ("windows", "decayed"))
+            self._bins = np.array(told.get("bins", [0.0] * 3 * BINS), dtype=np.float64).reshape(BINS, 3)
+            self._without = int(told.get("without", 1))
+            width = FIRST + 2 * len(self._labels) if self.kind == "classes" else 4
+            points = -(-self.rows // max(1, self.window))
+            fits = self._windows.shape == (points, width) and self._decayed.shape == (width,) and self.window > 0
+            finite = np.isfinite(self._windows).all() and np.isfinite(self._bins).all()
+            if not fits or not finite or len(self._labels) != len(told["labels"]):
+                raise ValueError("its sizes do not fit")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EvclError(f"these are no scores ({type(error).__name__} {error})") from error
-        return found
-
-    def restore(self, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Continue from this state, which is one of scores with the same arguments."""
-        self.rows, self.window = int(told["rows"]), int(told["window"])
-        self._labels = {label: place for place, label in enumerate(told["labels"])}
-        self._windows, self._decayed = (np.array(arrays[name], dtype=np.float64) for name in ("windows", "decayed"))
-        self._bins = np.array(told.get("bins", [0.0] * 3 * BINS), dtype=np.float64).reshape(BINS, 3)
-        self._without = int(told.get("without", 1))
-        width = FIRST + 2 * len(self._labels) if self.kind == "classes" else 4
-        points = -(-self.rows // max(1, self.window))
-        fits = self._windows.shape == (points, width) and self._decayed.shape == (width,) and self.window > 0
-        finite = np.isfinite(self._windows).all() and np.isfinite(self._bins).all()
-        if not fits or not finite or len(self._labels) != len(told["labels"]):
-            raise ValueError("its sizes do not fit")
+        return self
 
 
 def _listed(values: Any) -> list[Hashable]:
