@@ -232,11 +232,11 @@ class Prequential:
         }
         return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
 
-    @classmethod
-    def restored(cls, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Prequential:
+    @staticmethod
+    def restored(told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Prequential:
         """The scores whose state this is. Raises EvclError if it is none."""
         try:
-            self = cls(told["kind"], told["asked"], told["fading"])
+            self = Prequential(told["kind"], told["asked"], told["fading"])
             self.rows, self.window = int(told["rows"]), int(told["window"])
             self._labels = {label: place for place, label in enumerate(told["labels"])}
             self._windows, self._decayed = (np.array(arrays[name], dtype=np.float64) for name in ("windows", "decayed"))
