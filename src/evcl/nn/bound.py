@@ -74,56 +74,36 @@ class Bound(nn.Module):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Inside this context, compute with replica 0 alone, at the posterior's mean."""
-        weights = self.weights
-        before = dict(vars(weights))
-        weights.rows, weights.noise = [0], None
-        self.bind(self.posterior.mean[:1], None, self.layout)
-        try:
+        with self.weights.restored():
+            self.weights.rows, self.weights.noise = [0], None
+            self.bind(self.posterior.mean[:1], None, self.layout)
             yield
-        finally:
-            vars(weights).update(before)
 
     @contextmanager
     def only(self, rows: Sequence[int]) -> Iterator[None]:
         """Inside this context, the bound weights belong to these replicas."""
         retired("BayesianNetwork.only")
-        before, self.weights.rows = self.weights.rows, rows
-        try:
+        with self.weights.restored():
+            self.weights.rows = rows
             yield
-        finally:
-            self.weights.rows = before
 
     @contextmanager
     def narrowed(self, rows: Tensor) -> Iterator[None]:
         """Inside this context, compute with these replicas alone, out of those bound; autograd takes the gradients."""
         retired("BayesianNetwork.narrowed")
         weights = self.weights
-        before = dict(vars(weights))
-        weights.replicas, weights.rows, weights.grads = len(rows), rows, None
-        weights.mean = weights.mean.of(rows)
-        if weights.variance is not None:
-            weights.variance = weights.variance.of(rows)
-        if weights.noise is not None:
-            weights.noise = weights.noise.of(rows)
-        if weights.task_rows is not None:
-            weights.task_rows = weights.task_rows.of(rows)
-        if isinstance(weights.task, Mixture):
-            weights.task = weights.task.of(rows)
-        try:
+        with weights.restored():
+            weights.replicas, weights.rows, weights.grads = len(rows), rows, None
+            weights.narrow(rows, rows)
             yield
-        finally:
-            vars(weights).update(before)
 
     @contextmanager
     def lent(self, weights: Tensor, layout: Layout) -> Iterator[None]:
         """Inside this context, a training step computes with these weights [R, P] instead of its own, without noise."""
-        before = dict(vars(self.weights))
-        self.bind(weights, None, layout)
-        self.weights.noise = None
-        try:
+        with self.weights.restored():
+            self.bind(weights, None, layout)
+            self.weights.noise = None
             yield
-        finally:
-            vars(self.weights).update(before)
 
     @contextmanager
     def using(self, task: int | Mixture | None) -> Iterator[None]:

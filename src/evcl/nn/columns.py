@@ -14,8 +14,8 @@ Only the last column learns. The columns before it are computed without gradient
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count
 from math import prod
 from typing import Any
@@ -155,7 +155,7 @@ class Column(nn.Module):
             features = features + self.laterals[OUTPUT]([each[OUTPUT] for each in earlier])
         return {**read, OUTPUT: features}
 
-    def _reading(self, key: str, path: str, read: dict[str, Tensor]) -> Any:
+    def _reading(self, key: str, path: str, read: dict[str, Tensor]) -> Callable[..., None]:
         def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
             if key in read:
                 raise EvclError(f"{path!r} is called twice; a network with columns must call each layer once")
@@ -168,12 +168,9 @@ class Column(nn.Module):
 
         return note
 
-    def _adding(self, key: str, earlier: Sequence[Mapping[str, Tensor]]) -> Any:
-        def add(layer: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
-            found: Tensor = y + self.laterals[key]([each[key] for each in earlier])
-            return found
-
-        return add
+    def _adding(self, key: str, earlier: Sequence[Mapping[str, Tensor]]) -> Callable[..., Tensor]:
+        lateral = self.laterals[key]
+        return lambda layer, args, y: y + lateral([each[key] for each in earlier])
 
 
 def _sites(network: nn.Module) -> list[str]:
@@ -208,24 +205,14 @@ class Columns(nn.Module):
         chosen = last if self.task is None or not self.by_task else min(self.task, last)
         earlier: list[dict[str, Tensor]] = []
         if chosen:
-            with torch.no_grad(), self._at_rest():
+            weights = next((m.weights for m in self.modules() if isinstance(m, BayesianLayer)), None)
+            with torch.no_grad(), nullcontext() if weights is None else weights.restored():
+                if weights is not None:  # compute as in a prediction, with the means
+                    weights.noise = weights.grads = weights.variance = None
                 for column in self.columns[:chosen]:
                     earlier.append(column(x, earlier))
         features: Tensor = self.columns[chosen](x, earlier)[OUTPUT]
         return features
-
-    @contextmanager
-    def _at_rest(self) -> Iterator[None]:
-        """Inside this context, layers compute as in a prediction, with the means."""
-        shared = next((m.weights for m in self.modules() if isinstance(m, BayesianLayer)), None)
-        before = {} if shared is None else dict(vars(shared))
-        if shared is not None:
-            shared.noise = shared.grads = shared.variance = None
-        try:
-            yield
-        finally:
-            if shared is not None:
-                vars(shared).update({key: before[key] for key in ("noise", "grads", "variance")})
 
     def at_rest(self, names: Sequence[str]) -> set[str]:
         """Those of these names that belong to a column before the last."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,13 +75,9 @@ class Named(dict[str, Tensor]):
 
     def of(self, rows: Sequence[int] | Tensor | slice) -> Named:
         """Those of some replicas."""
-        found = Named(partial(_rows_of, self, rows))
+        found = Named(lambda name: self[name][rows])
         found.update({name: value[rows] for name, value in self.items()})
         return found
-
-
-def _rows_of(named: Named, rows: Sequence[int] | Tensor | slice, name: str) -> Tensor:
-    return named[name][rows]
 
 
 class Weights:
@@ -110,29 +105,37 @@ class Weights:
         return x.dtype if self.compute_dtype is None or self.noise is None else self.compute_dtype
 
     @contextmanager
-    def one(self, r: int) -> Iterator[None]:
-        """Inside this context, compute with replica r alone, out of those bound."""
-        before, row = dict(vars(self)), slice(r, r + 1)
-        self.rows = row if self.rows is None else self.rows[row]  # type: ignore[index]
-        self.lane, self.replicas, self.batch = r, 1, self.batch // self.replicas
-        self.mean = self.mean.of(row)
-        if self.variance is not None:
-            self.variance = self.variance.of(row)
-        if self.grads is not None:
-            mean, variance = ({k: v[row] for k, v in (some or {}).items()} for some in self.grads)
-            self.grads = Grads(mean, None if self.grads.variance is None else variance)
-        if self.noise is not None:
-            self.noise = self.noise.of(torch.tensor([r]))
-        if self.task_rows is not None:
-            self.task_rows = self.task_rows.of(row)
-        if self.task is not None and not isinstance(self.task, int):
-            self.task = self.task.of(row)
-        if self.gate is not None:
-            raise EvclError("k-winners and weights used outside layers: train one seed at a time")
+    def restored(self) -> Iterator[None]:
+        """After this context, compute as before."""
+        before = dict(vars(self))
         try:
             yield
         finally:
             vars(self).update(before)
+
+    @contextmanager
+    def one(self, r: int) -> Iterator[None]:
+        """Inside this context, compute with replica r alone, out of those bound."""
+        if self.gate is not None:
+            raise EvclError("k-winners and weights used outside layers: train one seed at a time")
+        row = slice(r, r + 1)
+        with self.restored():
+            self.rows = row if self.rows is None else self.rows[row]  # type: ignore[index]
+            self.lane, self.replicas, self.batch = r, 1, self.batch // self.replicas
+            if self.grads is not None:
+                mean, variance = ({k: v[row] for k, v in (some or {}).items()} for some in self.grads)
+                self.grads = Grads(mean, None if self.grads.variance is None else variance)
+            self.narrow(row, torch.tensor([r]))
+            yield
+
+    def narrow(self, rows: Tensor | slice, numbers: Tensor) -> None:
+        """From now on, use the weights and noise of these of the bound replicas, whose `numbers` are the same."""
+        self.mean = self.mean.of(rows)
+        self.variance = None if self.variance is None else self.variance.of(rows)
+        self.noise = None if self.noise is None else self.noise.of(numbers)
+        self.task_rows = None if self.task_rows is None else self.task_rows.of(rows)
+        if self.task is not None and not isinstance(self.task, int):
+            self.task = self.task.of(rows)
 
 
 class BayesianLayer(nn.Module):
@@ -151,6 +154,7 @@ class BayesianLayer(nn.Module):
     fold: int = 1  # rows per example at this layer: more than 1 if positions were folded into the batch
     batched = True  # whether its input is a batch; a parametrisation's is a weight
     output_axis: int | None = None  # axis of the weight's outputs; None: its Fisher has no Kronecker factors
+    random = True  # whether initial weights are drawn; otherwise they are the module's own
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -160,12 +164,13 @@ class BayesianLayer(nn.Module):
         self.own = dict(layer.named_parameters(recurse=False))  # the plain parameters, until their names are known
 
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        """Draw an initial mean: He-uniform."""
-        return he_uniform(self.own[parameter].shape, self.fan_in(parameter), source)
+        """An initial mean: He-uniform, or the module's own value."""
+        own = self.own[parameter]
+        return he_uniform(own.shape, self.fan_in(parameter), source) if self.random else own.detach()
 
     def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
         """Draw a mean of this shape again, from the distribution of its initial values, or return it unchanged."""
-        return he_uniform(mean.shape, 2 / scale**2, source)
+        return he_uniform(mean.shape, 2 / scale**2, source) if self.random else mean
 
     def fan_in(self, parameter: str) -> int:
         """The number of weights that an output of the layer sums over."""

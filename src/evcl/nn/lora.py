@@ -152,12 +152,11 @@ class Up(nn.Linear):
 class BayesianUp(Linear):
     """The form of `Up`. B is 0 at first, which is also the centre of its first prior; it is never random."""
 
+    random = False
+
     def __init__(self, layer: Up) -> None:
         super().__init__(layer)
         self.width = layer.width
-
-    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        return self.own[parameter].detach()
 
     def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
         return torch.zeros_like(mean)
@@ -173,11 +172,7 @@ class Down(nn.Linear):
 class BayesianDown(Linear):
     """The form of `Down`. Its first prior is centred on A as it is: at 0, nothing could reach B."""
 
-    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        return self.own[parameter].detach()
-
-    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
-        return mean
+    random = False
 
     def centre(self, parameter: str) -> Tensor:
         return self.own[parameter].detach().clone()

@@ -20,16 +20,11 @@ from evcl.nn.layer import BayesianLayer
 class Norm(BayesianLayer):
     """A norm whose weights lie along the channels, [R*B, c, ...]."""
 
+    random = False
+
     def normalise(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         """n(x), with the shape of x [R*B, ...]; with one replica, n(x) scale + shift."""
         raise NotImplementedError
-
-    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        """The plain layer's value: norms are not initialised at random."""
-        return self.own[parameter].detach()
-
-    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
-        return mean
 
     def scale(self, parameter: str) -> float:
         """The scale of a norm is seldom outside 0.5 to 1.5."""
@@ -56,16 +51,12 @@ class Norm(BayesianLayer):
         variance = self.variance("weight")
         if variance is not None and not positions:
             n = n.to(gamma.dtype)
-            y = _scaled(n, gamma.unsqueeze(1), self._shift(self.mean("bias")))
-            spread = _scaled(n.square(), variance.unsqueeze(1), self._shift(self.variance("bias")))
+            y = _scaled(n, gamma.unsqueeze(1), _spread(self.mean("bias"), [1]))
+            spread = _scaled(n.square(), variance.unsqueeze(1), _spread(self.variance("bias"), [1]))
             return self.draw(y.flatten(0, 1), spread.flatten(0, 1))
         scale, shift = (_spread(self.drawn(key, n.shape[1]), positions) for key in ("weight", "bias"))
         assert scale is not None
         return _scaled(n, scale.to(n.dtype), None if shift is None else shift.to(n.dtype)).view_as(x)
-
-    @staticmethod
-    def _shift(bias: Tensor | None) -> Tensor | None:
-        return None if bias is None else bias.unsqueeze(1)
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         gradient = delta

@@ -72,8 +72,7 @@ class Sweep(BayesianLayer):
         return float(self.fan_in(parameter) ** -0.5)
 
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        own = self.own[parameter]
-        return self.redrawn(own, self.scale(parameter), source)
+        return self.redrawn(self.own[parameter], self.scale(parameter), source)
 
     def forward(self, rows: Tensor, full: bool = True) -> Tensor:
         """`full`: all time steps of all examples count."""

@@ -46,9 +46,28 @@ def gradients_by_example(run: Forward, weights: dict[str, Tensor], x: Tensor, de
 
 
 class JointLayer(BayesianLayer):
-    """A layer that computes the per-example gradients of all its parameters together."""
+    """A layer that computes the per-example gradients of all its parameters together. `places` are where its weights
+    are put before its code runs: module, attribute, name of the parameter.
+    """
 
+    random = False
+    places: list[tuple[nn.Module, str, str]]
     _sums: tuple[Tensor, Tensor, object, dict[str, Tensor]] | None = None  # of the last call of `sum_of`
+
+    def drawn_once(self) -> list[dict[str, Tensor]]:
+        """For each replica, one draw of all parameters."""
+        drawn = {key: self.drawn(key, 1, shared=True) for key in self.names}
+        return [{key: w[r, 0] for key, w in drawn.items() if w is not None} for r in range(self.weights.replicas)]
+
+    def with_weights(self, weights: Mapping[str, Tensor], run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """run(x), with these weights in their places."""
+        try:
+            for owner, key, name in self.places:
+                setattr(owner, key, weights[name])  # not in its __dict__: an nn.LSTM also notes its weights elsewhere
+            return run(x)
+        finally:
+            for owner, key, _ in self.places:
+                owner.__dict__.pop(key, None)
 
     def gradients(self, x: Tensor, delta: Tensor) -> Mapping[str, Tensor]:
         """[R, B, *shape] for each parameter: see `example_gradient`."""
@@ -90,17 +109,9 @@ class SampledLayer(JointLayer):
         self.layer = copy.deepcopy(layer)
         keys = {id(p): name for name, p in self.layer.named_parameters()}
         inside = [(part, key, p) for part in self.layer.modules() for key, p in part._parameters.items()]
-        self.places = [
-            (part, key, keys[id(p)]) for part, key, p in inside if p is not None
-        ]  # filled for each forward pass
+        self.places = [(part, key, keys[id(p)]) for part, key, p in inside if p is not None]
         for part, key, _ in self.places:
             del part._parameters[key]
-
-    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        return self.own[parameter].detach()
-
-    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
-        return mean
 
     def forward(self, x: Tensor, *more: object, **options: object) -> Tensor:
         if more or options or not isinstance(x, Tensor):
@@ -109,18 +120,11 @@ class SampledLayer(JointLayer):
                 f"{self.path!r} ({kind}) is registered, so it takes one tensor and nothing else: "
                 f"do not register {kind}; its weights are then drawn once per batch, whatever it takes and returns"
             )
-        drawn = {key: self.drawn(key, 1, shared=True) for key in self.names}
-        rows = [{key: w[r, 0] for key, w in drawn.items() if w is not None} for r in range(self.weights.replicas)]
-        return torch.cat([self._call(weights, part) for weights, part in zip(rows, self.unfold(x), strict=True)])
+        both = zip(self.drawn_once(), self.unfold(x), strict=True)
+        return torch.cat([self._call(weights, part) for weights, part in both])
 
     def _call(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        try:
-            for part, key, name in self.places:
-                setattr(part, key, weights[name])
-            out = self.layer(x)
-        finally:
-            for part, key, _ in self.places:
-                part.__dict__.pop(key, None)
+        out = self.with_weights(weights, self.layer, x)
         if not isinstance(out, Tensor):
             kind, came = type(self.layer).__name__, type(out).__name__
             raise EvclError(
@@ -144,16 +148,12 @@ class FreeParameter(BayesianLayer):
     one value per example. In training, each example has its own draw.
     """
 
+    random = False
+
     def __init__(self, owner: nn.Module, key: str) -> None:
         super().__init__(nn.Identity())
         self.own = {key: owner._parameters[key]}  # type: ignore[dict-item]
         self.key = key
-
-    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        return self.own[parameter].detach()
-
-    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
-        return mean
 
     def forward(self, x: Tensor) -> Tensor:
         examples = x.shape[0] // self.weights.replicas
@@ -181,19 +181,13 @@ class DirectParameters(JointLayer):
 
     def __init__(self) -> None:
         super().__init__(nn.Identity())
-        self.places: list[tuple[nn.Module, str, str]] = []  # module, attribute -> name of the parameter
+        self.places = []
 
     def add(self, owner: nn.Module, key: str, name: str) -> None:
         """Fill the attribute `key` of a module with the parameter `name` in every forward pass."""
         self.names[name] = name
         self.places.append((owner, key, name))
         owner._parameters.pop(key, None)
-
-    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        return self.own[parameter].detach()
-
-    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
-        return mean
 
     def scale(self, parameter: str) -> float:
         value = self.own[parameter].detach()
@@ -208,24 +202,14 @@ class DirectParameters(JointLayer):
 
     def forward(self, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
         self.run = run
-        drawn = {name: self.drawn(name, 1, shared=True) for name in self.names}
-        each = [{name: w[r, 0] for name, w in drawn.items() if w is not None} for r in range(self.weights.replicas)]
+        each = self.drawn_once()
         if len(each) == 1:
-            return self._call(each[0], x)
+            return self.with_weights(each[0], run, x)
         found = []
         for r, part in enumerate(self.unfold(x)):
             with self.weights.one(r):
-                found.append(self._call(each[r], part))
+                found.append(self.with_weights(each[r], run, part))
         return torch.cat(found)
-
-    def _call(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
-        try:
-            for owner, key, name in self.places:
-                setattr(owner, key, values[name])  # not in its __dict__: an nn.LSTM also notes its weights elsewhere
-            return self.run(x)
-        finally:
-            for owner, key, _ in self.places:
-                owner.__dict__.pop(key, None)
 
     def gradients(self, x: Tensor, delta: Tensor) -> dict[str, Tensor]:
         found = []
@@ -233,7 +217,7 @@ class DirectParameters(JointLayer):
             with self.weights.one(r):
                 self.weights.batch, self.weights.mapped = 1, True
                 values = {key: self.weights.mean[name][0].detach() for key, name in self.names.items()}
-                found.append(gradients_by_example(self._call, values, xs, ds))
+                found.append(gradients_by_example(lambda w, one: self.with_weights(w, self.run, one), values, xs, ds))
         return {key: torch.stack([one[key] for one in found]) for key in self.names}
 
 
