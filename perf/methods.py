@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import evcl
-from evcl._core.facts import COSTS
+from evcl._core.catalogue import COSTS
 from evcl._core.randomness import generator
 from evcl._core.settings import resolve
 from evcl.experiments.outcome import environment

@@ -18,9 +18,17 @@ import typer
 from rich.console import Console
 
 from evcl import experiments
+from evcl._core.catalogue import (
+    AGENT_FACTS,
+    AGENT_SUMMARIES,
+    BENCHMARK_SUMMARIES,
+    METHOD_FACTS,
+    METHOD_SUMMARIES,
+    ROW_SUMMARIES,
+    SHOWN,
+    measured,
+)
 from evcl._core.errors import EvclError
-from evcl._core.facts import AGENT_FACTS, METHOD_FACTS, SHOWN, measured
-from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl.cli import app, lists
 
 FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
@@ -410,7 +418,7 @@ def test_list_methods_has_a_line_for_each_in_a_pipe(evcl):
         assert facts.keeps in rows[name]
         assert rows[name].split()[1] == str(facts.year or "-")
         assert facts.authors in rows[name]
-        cost = measured()["costs"][SHOWN][name]
+        cost = measured()[0][SHOWN][name]
         assert rows[name].split()[-2:] == [f"{cost['step']:.1f}", f"{cost['task']:.1f}"]
     for name, facts in AGENT_FACTS.items():  # no costs, which are measured on labelled rows
         assert facts.keeps in rows[name]

@@ -22,9 +22,8 @@ import pytest
 import torch
 from msgspec import structs
 
-from evcl._core.facts import measured
+from evcl._core.catalogue import METHOD_SUMMARIES, measured
 from evcl._core.settings import VALIDATION
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import RESULT, write_found
 from evcl.methods import METHODS
@@ -188,7 +187,7 @@ def test_every_method_is_on_the_page_of_methods():
 
 def test_the_table_of_costs_is_that_of_the_measuring_program(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "perf"))
-    made = runpy.run_path(str(ROOT / "perf" / "methods.py"))["table"](measured()["costs"])
+    made = runpy.run_path(str(ROOT / "perf" / "methods.py"))["table"](measured()[0])
     assert made in (DOCS / "PERFORMANCE.md").read_text("utf-8"), "copy there what python perf/methods.py prints"
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import evcl
-from evcl._core.summaries import METHOD_SUMMARIES
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl.experiments import configure
 from evcl.experiments.store import NUMBERS
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from write_tables import RESULTS, grid, groups
 
-from evcl._core.facts import METHOD_FACTS, SHOWN, measured
-from evcl._core.summaries import METHOD_SUMMARIES
+from evcl._core.catalogue import METHOD_FACTS, METHOD_SUMMARIES, SHOWN, measured
 from evcl.methods import METHODS
 from evcl.report import percent
 
@@ -46,18 +45,18 @@ def scenarios(name: str) -> str:
 
 
 def methods_table() -> str:
-    pages, costs = page_of(), measured()["costs"][SHOWN]
+    pages, costs = page_of(), measured()[0][SHOWN]
     cells, _, _ = grid(groups(RESULTS, BENCHMARKS))
     rows = []
     for name, summary in METHOD_SUMMARIES.items():
-        year, authors, keeps = METHOD_FACTS[name]
+        facts = METHOD_FACTS[name]
         accuracies = (cells.get((benchmark, name)) for benchmark in BENCHMARKS)
         rows.append([
             f"[`{name}`]({pages[name]})",
             summary,
-            f"{authors}, {year}" if year else authors.replace("-", "\N{EN DASH}"),
+            f"{facts.authors}, {facts.year}" if facts.year else facts.authors.replace("-", "\N{EN DASH}"),
             scenarios(name),
-            keeps,
+            facts.keeps,
             f"{costs[name]['step']:.1f}" if name in costs else "\N{EN DASH}",
             "yes" if METHODS[name].bayesian else "no",
             *("\N{EN DASH}" if line is None else percent(line.result.average_accuracy) for line in accuracies),

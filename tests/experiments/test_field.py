@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.experiments import RESULT, compare, configure, read_result
 from evcl.experiments.engines import Inline
 from evcl.experiments.result import to_json

@@ -9,7 +9,7 @@ import pytest
 
 import evcl
 from evcl import experiments, methods
-from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+from evcl._core.catalogue import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl.benchmarks import BENCHMARKS
 from evcl.experiments.config import method_of
 from evcl.experiments.known import known_method

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.experiments import RESULT, best_trial, configure, preset, read_result
 from evcl.methods import METHODS
 from evcl.methods.teacher import DISTILLATION

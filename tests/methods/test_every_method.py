@@ -10,9 +10,9 @@ from strengths import HIDDEN, INPUTS, STRENGTHS, WITHOUT, check_strength, made, 
 from torch import nn
 
 import evcl
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.settings import resolve
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import METHODS, packing
 from evcl.training import Run
 

@@ -14,7 +14,7 @@ import pytest
 from made_up import result, with_bins, write
 from made_up_streams import stream
 
-from evcl._core.summaries import METHOD_SUMMARIES
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl.report import by_benchmark, write_report
 from evcl.report import page as page_of
 

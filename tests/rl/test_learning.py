@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from evcl import EvclError, rl
-from evcl._core.summaries import METHOD_SUMMARIES
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl.curvature import Sample, fisher
 from evcl.methods import METHODS
 from evcl.rl.acting import returns

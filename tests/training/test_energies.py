@@ -13,7 +13,7 @@ from torch import nn
 
 import evcl
 from evcl import curvature
-from evcl._core.summaries import METHOD_SUMMARIES
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl.benchmarks import get
 from evcl.experiments import configure, execute
 from evcl.nn import VAE, PerTask, bayesianize, task_vae

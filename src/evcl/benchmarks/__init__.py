@@ -7,9 +7,9 @@ part of its results: another stream is another name.
 
 from typing import TYPE_CHECKING
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.lazy import lazily
 from evcl._core.randomness import generator
-from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks import elsewhere
 from evcl.benchmarks.benchmark import (

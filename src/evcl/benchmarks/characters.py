@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError
-from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 from evcl.benchmarks.registered import digits, mnist, notmnist

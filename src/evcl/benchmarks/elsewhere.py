@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError
-from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 
 REAL = ("weather", "census", "flights-monthly", "mails-by-date", "phishing", "bananas", "segments", "shuttle")

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from evcl import data
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
-from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 from evcl.benchmarks.networks import reduced_resnet18

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
-from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 from evcl.data import load_texts

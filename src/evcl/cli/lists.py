@@ -11,9 +11,17 @@ from typing import Annotated
 import typer
 
 from evcl import experiments
+from evcl._core.catalogue import (
+    AGENT_FACTS,
+    AGENT_SUMMARIES,
+    BENCHMARK_SUMMARIES,
+    METHOD_FACTS,
+    METHOD_SUMMARIES,
+    ROW_SUMMARIES,
+    SHOWN,
+    measured,
+)
 from evcl._core.errors import EvclError, unknown
-from evcl._core.facts import AGENT_FACTS, METHOD_FACTS, SHOWN, measured
-from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl.cli.options import Plugins, Usage, usage
 from evcl.cli.progress import console, echo, screen
 
@@ -104,12 +112,12 @@ def _methods(names: list[str]) -> None:
     """A table of the methods; what is not known of a user's own method is a dash."""
     from rich.table import Table
 
-    found = measured()
+    costs, where = measured()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for i, column in enumerate(("method", "year", "authors", "keeps", "step", "task")):
         table.add_column(column, justify="right" if i > 3 else "left", no_wrap=column != "keeps")
     for name in names:
-        facts, cost = (METHOD_FACTS | AGENT_FACTS).get(name), found["costs"][SHOWN].get(name)
+        facts, cost = (METHOD_FACTS | AGENT_FACTS).get(name), costs[SHOWN].get(name)
         about = ("-", "-", "-") if facts is None else (str(facts.year or "-"), facts.authors, facts.keeps)
         table.add_row(name, *about, *("--" if cost is None else (f"{cost['step']:.1f}", f"{cost['task']:.1f}")))
     out = console() if console().is_terminal else screen(WIDE)
@@ -120,6 +128,6 @@ def _methods(names: list[str]) -> None:
         "step:  time of a training step; naive takes 1",
         "task:  time of a task besides its steps; a naive epoch of 10,000 rows takes 1",
         f"Measured on the network {SHOWN} with batches of 64 rows:",
-        found["where"],
+        where,
     ):
         echo(line)

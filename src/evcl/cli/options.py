@@ -13,8 +13,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from evcl import experiments
+from evcl._core.catalogue import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl._core.errors import EvclError
-from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 
 
 def a_method(incomplete: str) -> list[str]:

@@ -13,9 +13,9 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.settings import Setting
-from evcl._core.summaries import BENCHMARK_SUMMARIES
 
 if TYPE_CHECKING:
     from evcl.benchmarks import Entry

@@ -14,10 +14,10 @@ import torch
 from msgspec.structs import asdict
 from torch import Tensor
 
+from evcl._core.catalogue import METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl._core.errors import Diverged, EvclError, unknown
 from evcl._core.interrupts import deferred
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting
-from evcl._core.summaries import METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl.experiments.config import Config
 from evcl.experiments.outcome import environment
 from evcl.experiments.result import AlarmRow, Environment, Result, binned, prequential, summarise

@@ -24,12 +24,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError, retired
 from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl._core.errors import EvclError
-from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl.experiments import CELLS, RESULT, Result, merge, read_result
 from evcl.experiments.known import known_benchmark, known_method
 from evcl.experiments.result import SCORES, Score

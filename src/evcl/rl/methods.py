@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evcl._core.catalogue import AGENT_SUMMARIES
 from evcl._core.errors import unknown
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings, resolve
-from evcl._core.summaries import AGENT_SUMMARIES
 from evcl.methods import METHODS, Method, check_targets
 from evcl.methods.evcl import ONE_SOFTMAX
 from evcl.methods.hosted import Host

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError, extra, unknown
-from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.nn import mlp
 from evcl.rl import rooms
 from evcl.rl.cartpole import Variant

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evcl._core.summaries import BENCHMARK_SUMMARIES
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl.benchmarks.texts import FIRST_SPAM, NAMES, readable
 from evcl.data import load_texts
 from evcl.streams.sources.source import Rows, Source

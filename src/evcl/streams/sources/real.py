@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import extra
-from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.data import load_arrays
 from evcl.streams.sources.source import Rows, Source, one_hot
 

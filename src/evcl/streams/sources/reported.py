@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evcl._core.summaries import BENCHMARK_SUMMARIES
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl.streams.sources.drifting import Drift
 from evcl.streams.sources.generators import generated
 from evcl.streams.sources.mails import MAILS
