@@ -145,7 +145,8 @@ class _Work:
 
     def load(self, saved: Saved) -> None:
         about = saved.description
-        self.scores = Prequential.restored(about["scores"], saved.named("scores "))
+        arrays = {name: tensor.numpy() for name, tensor in saved.named("scores ").items()}
+        self.scores = Prequential.restored(about["scores"], arrays)
         self.learner = (Online.restored if isinstance(self.learner, Online) else restored)(
             about["learner"], saved.tensors
         )
