@@ -11,8 +11,7 @@ import evcl
 from evcl._core.settings import resolve
 from evcl.methods import METHODS
 from evcl.nn import bayesianize
-from evcl.nn.below import WHOLE
-from evcl.nn.network import BayesianNetwork
+from evcl.nn.network import WHOLE, BayesianNetwork
 from evcl.training import Run, TaskData
 
 N, EPOCHS = 120, 20
@@ -187,7 +186,7 @@ def test_examples_that_affect_each_other_are_computed_anew():
 def test_what_is_too_large_to_keep_is_computed_anew(monkeypatch):
     network = bayesianize(Wrapped(), only=[])
     assert network.below(X.unsqueeze(0)) is not None
-    monkeypatch.setattr("evcl.nn.below.KEPT_NUMBERS", 10)
+    monkeypatch.setattr("evcl.nn.network.KEPT_NUMBERS", 10)
     assert network.below(X.unsqueeze(0)) is not None  # its output is smaller than its inputs
     with torch.random.fork_rng(devices=[]):
         wide = bayesianize(nn.Sequential(nn.Linear(2, 9)), only=[])

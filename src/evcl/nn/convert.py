@@ -20,7 +20,7 @@ from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film, film_weights
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call
-from evcl.nn.layer import BayesianLayer, Weights
+from evcl.nn.layer import BayesianLayer, Weights, state_of
 from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.lora import AdaptedAttention, BayesianDown, BayesianUp, Down, Up, bayesian_attention
 from evcl.nn.network import BayesianNetwork
@@ -85,7 +85,7 @@ register(nn.Dropout, Dropout)
 register(nn.Dropout1d, partial(Dropout, positions=1))
 register(nn.Dropout2d, partial(Dropout, positions=2))
 register(nn.Dropout3d, partial(Dropout, positions=3))
-register(nn.utils.parametrizations._SpectralNorm, SpectralNorm)
+register(torch.nn.utils.parametrizations._SpectralNorm, SpectralNorm)
 for _kind in (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.PReLU):
     register(_kind)
 
@@ -322,8 +322,7 @@ class _Conversion:
 
     def _stateful(self, layer: BayesianLayer) -> None:
         """Give each replica its own state beside the weights."""
-        for key in layer._non_persistent_buffers_set:
-            buffer = getattr(layer, key)
+        for key, buffer in state_of(layer).items():
             setattr(layer, key, buffer.expand(self.weights.replicas, *buffer.shape[1:]).clone())
 
     def _kept(self, plain: nn.Module, copied: nn.Module, path: str, second: bool, direct: bool = False) -> nn.Module:

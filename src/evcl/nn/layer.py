@@ -292,6 +292,12 @@ class BayesianLayer(nn.Module):
         raise NotImplementedError
 
 
+def state_of(layer: nn.Module) -> dict[str, Tensor]:
+    """The layer's state beside its weights, one row per replica."""
+    own = layer._non_persistent_buffers_set
+    return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in own}
+
+
 def added_up(parts: Iterable[Tensor]) -> Tensor:
     """The sum of these tensors, of which one is held at a time."""
     rest = iter(parts)

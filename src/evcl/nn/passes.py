@@ -9,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evcl.nn.below import WHOLE
-from evcl.nn.network import BayesianNetwork
+from evcl.nn.network import WHOLE, BayesianNetwork
 from evcl.nn.sizes import MOST_ROWS
 from evcl.nn.slots import head_names
 from evcl.posterior import Layout

@@ -47,13 +47,10 @@ class _Counted(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        known = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        self.found += [t.numel() for t in tree_leaves(out) if isinstance(t, Tensor) and _storage(t) not in known]
+        given, made = ([t for t in tree_leaves(some) if isinstance(t, Tensor)] for some in ((args, kwargs), out))
+        known = {t.untyped_storage().data_ptr() for t in given}
+        self.found += [t.numel() for t in made if t.untyped_storage().data_ptr() not in known]
         return out
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 @torch.no_grad()
