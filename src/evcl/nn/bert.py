@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -24,33 +25,7 @@ IGNORED = -1e9  # added to the score of a place without a piece; finite, so that
 UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")  # in files, but not in this network
 
 
-class _Embeddings(nn.Module):
-    def __init__(self, vocabulary: int, width: int, positions: int) -> None:
-        super().__init__()
-        self.word_embeddings = nn.Embedding(vocabulary, width)
-        self.position_embeddings = nn.Embedding(positions, width)
-        self.token_type_embeddings = nn.Embedding(2, width)
-        self.LayerNorm = nn.LayerNorm(width, eps=1e-12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device).expand(x.shape)
-        words = self.word_embeddings(x) + self.token_type_embeddings(torch.zeros_like(x))
-        found: Tensor = self.LayerNorm(words + self.position_embeddings(places))
-        return found
-
-
-class _SelfAttention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-
-    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
-        q, k, v = (f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
-
-
-class _Output(nn.Module):
+class _Added(nn.Module):
     """A linear layer, added to what came before it, and a norm."""
 
     def __init__(self, ins: int, width: int) -> None:
@@ -63,47 +38,21 @@ class _Output(nn.Module):
         return found
 
 
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.add_module("self", _SelfAttention(width, heads))
-        self.output = _Output(width, width)
-
-    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
-        found: Tensor = self.output(self.get_submodule("self")(h, mask), h)
-        return found
-
-
-class _Intermediate(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(width, inner)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return F.gelu(self.dense(h))
-
-
 class _Layer(nn.Module):
     def __init__(self, width: int, inner: int, heads: int) -> None:
         super().__init__()
-        self.attention = _Attention(width, heads)
-        self.intermediate, self.output = _Intermediate(width, inner), _Output(inner, width)
+        self.heads = heads
+        projections = nn.ModuleDict({name: nn.Linear(width, width) for name in ("query", "key", "value")})
+        self.attention = nn.ModuleDict({"self": projections, "output": _Added(width, width)})
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, inner)})
+        self.output = _Added(inner, width)
 
     def forward(self, h: Tensor, mask: Tensor) -> Tensor:
-        h = self.attention(h, mask)
-        found: Tensor = self.output(self.intermediate(h), h)
+        projections = self.attention["self"].children()
+        q, k, v = (f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in projections)
+        h = self.attention["output"](F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2), h)
+        found: Tensor = self.output(F.gelu(self.intermediate["dense"](h)), h)
         return found
-
-
-class _Encoder(nn.Module):
-    def __init__(self, layers: int, width: int, inner: int, heads: int) -> None:
-        super().__init__()
-        self.layer = nn.ModuleList(_Layer(width, inner, heads) for _ in range(layers))
-
-    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
-        for layer in self.layer:
-            h = layer(h, mask)
-        return h
 
 
 class Bert(nn.Module):
@@ -122,8 +71,10 @@ class Bert(nn.Module):
         if width % heads:
             raise EvclError(f"width must be a multiple of heads, but {width} is not one of {heads}")
         self.width, self.positions = width, positions
-        self.embeddings = _Embeddings(vocabulary, width, positions)
-        self.encoder = _Encoder(layers, width, inner, heads)
+        rows = {"word_embeddings": vocabulary, "position_embeddings": positions, "token_type_embeddings": 2}
+        self.embeddings = nn.ModuleDict({name: nn.Embedding(count, width) for name, count in rows.items()})
+        self.embeddings["LayerNorm"] = nn.LayerNorm(width, eps=1e-12)
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_Layer(width, inner, heads) for _ in range(layers))})
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 2 or x.shape[1] > self.positions:
@@ -131,9 +82,7 @@ class Bert(nn.Module):
                 f"Bert takes numbers of pieces [N, length] with a length of up to {self.positions}, not shape "
                 f"{tuple(x.shape)}"
             )
-        h = self.embeddings(x.long())
-        there = (x != 0).to(h.dtype)
-        return pooled(self.encoder(h, ignored(there)), there)
+        return pooled(*through(self, x, len(layers(self))))
 
 
 class BertTop(nn.Module):
@@ -144,7 +93,7 @@ class BertTop(nn.Module):
 
     def __init__(self, bert: Bert, first: int) -> None:
         super().__init__()
-        self.layer = bert.encoder.layer[first:]
+        self.layer = layers(bert)[first:]
 
     def forward(self, x: Tensor) -> Tensor:
         h, there = x[..., :-1], x[..., -1]
@@ -156,11 +105,24 @@ class BertTop(nn.Module):
 @torch.no_grad()
 def below(bert: Bert, first: int, x: Tensor) -> Tensor:
     """[N, length, width + 1]: the output of the layers before `first` for x [N, length], and where there are pieces."""
-    h = bert.embeddings(x.long())
-    there = (x != 0).to(h.dtype)
-    for layer in bert.encoder.layer[:first]:
-        h = layer(h, ignored(there))
+    h, there = through(bert, x, first)
     return torch.cat([h, there.unsqueeze(2)], 2)
+
+
+def layers(bert: Bert) -> nn.ModuleList:
+    return cast(nn.ModuleList, bert.encoder["layer"])
+
+
+def through(bert: Bert, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """[N, length, width]: the output of the first layers; and [N, length]: 1 where there are pieces, otherwise 0."""
+    pieces, of = x.long(), bert.embeddings
+    places = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+    h = of["word_embeddings"](pieces) + of["token_type_embeddings"](torch.zeros_like(pieces))
+    h = of["LayerNorm"](h + of["position_embeddings"](places))
+    there = (x != 0).to(h.dtype)
+    for layer in layers(bert)[:count]:
+        h = layer(h, ignored(there))
+    return h, there
 
 
 def ignored(there: Tensor) -> Tensor:
@@ -179,23 +141,14 @@ def minilm(data_dir: Path | None = None) -> Bert:
     384 numbers.
     """
     tensors = read_safetensors(load_arrays("minilm", data_dir)["model"])
-    made = _empty()
+    with torch.device("meta"):
+        made = Bert()
     made.load_state_dict({name: t for name, t in tensors.items() if name not in UNUSED}, assign=True)
-    return _own(made)
+    for p in made.parameters():
+        p.data = p.data.clone()  # memory of its own, rather than that of the memory-mapped file
+    return made.eval()
 
 
 def minilm_tokeniser(data_dir: Path | None = None) -> WordPiece:
     """The tokeniser of `minilm`: `minilm_tokeniser()(texts, length=128)` gives the network's input."""
     return WordPiece.from_bytes(load_arrays("minilm", data_dir)["vocab"].tobytes())
-
-
-def _empty() -> Bert:
-    with torch.device("meta"):
-        return Bert()
-
-
-def _own(network: Bert) -> Bert:
-    """The network with memory of its own, rather than that of the memory-mapped file."""
-    for p in network.parameters():
-        p.data = p.data.clone()
-    return network.eval()

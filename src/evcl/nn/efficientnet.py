@@ -28,24 +28,21 @@ STAGES = (  # blocks, kernel, stride, expansion, channels
 STEM, TOP, CLASSES = 32, 1280, 1000
 
 
-def _padded(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """Pad as TensorFlow does: by as much as the size of the image needs, and more at the end."""
-    sides = []
-    for size in (x.shape[-1], x.shape[-2]):
-        whole = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-        sides += [whole // 2, whole - whole // 2]
-    return F.pad(x, sides) if any(sides) else x
-
-
 class _Padded(nn.Module):
-    """Padding by itself, before a plain convolution, which has a Bayesian form."""
+    """Padding by itself, before a plain convolution, which has a Bayesian form. As TensorFlow does, it pads by as much
+    as the size of the image needs, and more at the end.
+    """
 
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()
         self.kernel, self.stride = kernel, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return _padded(x, self.kernel, self.stride)
+        sides = []
+        for size in (x.shape[-1], x.shape[-2]):
+            whole = max((-(-size // self.stride) - 1) * self.stride + self.kernel - size, 0)
+            sides += [whole // 2, whole - whole // 2]
+        return F.pad(x, sides) if any(sides) else x
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:

@@ -233,7 +233,7 @@ class BayesianNetwork(nn.Module):
         """The names of the trunk's weights that are no longer trained: those of all columns but the last."""
         return self.trunk.at_rest(self.trunk_names) if isinstance(self.trunk, Columns) else set()
 
-    # --- running the trunk ---------------------------------------------------------------------------------------------
+    # --- running the trunk -----------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, from_below: bool = False) -> Tensor:
         """`from_below`: x is what `below` has made of the inputs, and only the rest of the trunk runs."""
