@@ -19,7 +19,7 @@ from evcl import metrics
 from evcl._core.inputs import Label, labels
 from evcl.nn.slots import foreign
 from evcl.targets.answers import Measures
-from evcl.targets.likelihood import Estimate, Likelihood
+from evcl.targets.likelihood import Estimate, Likelihood, drawn
 from evcl.targets.scale import Scale
 
 
@@ -72,7 +72,7 @@ class Categorical(Likelihood):
             return [(p[:, c].sqrt() * log_p[:, c]).sum() for c in range(p.shape[1])]
         if how.kind == "sampled":
             y = _labels(p.unflatten(0, y.shape), how.generators)
-        return [log_p.gather(1, y.reshape(-1, 1).to(log_p.device)).sum()]
+        return [log_p.gather(1, y.reshape(-1, 1)).sum()]
 
     def softmaxes(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One per example: the logits [M, 1, classes] and the class [M, 1]."""
@@ -94,6 +94,4 @@ def normalised_entropy(p: Tensor) -> Tensor:
 
 def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
     """[R*n, 1]: a label drawn from each of p [R, n, classes]."""
-    if generators is None:
-        raise ValueError("a sampled Fisher needs generators")
-    return torch.cat([torch.multinomial(q.cpu(), 1, generator=g) for q, g in zip(p, generators, strict=True)])
+    return drawn(lambda one, source: torch.multinomial(one, 1, generator=source), p, generators).flatten(0, 1)

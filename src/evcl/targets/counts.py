@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evcl._core.devices import double
 from evcl.nn import BayesianNetwork
 from evcl.targets.answers import NumberMeasures, Numbers
-from evcl.targets.likelihood import OF_NUMBERS, Estimate, known, own_columns, weighted
+from evcl.targets.likelihood import OF_NUMBERS, Estimate, drawn, known, own_columns, weighted
 from evcl.targets.negative_binomial import count_interval, count_nll
 from evcl.targets.scale import Scale
 from evcl.targets.values import Moments, Values, unbiased
@@ -90,12 +90,10 @@ class Poisson(Values):
         return nll, (rate.round() == y).to(y).mean(-1)
 
     def surprise(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
-        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         rate = _log_rate(outputs).exp()
         return weighted((y - rate).square(), weights) / weighted(rate, weights).clamp_min(1e-12)
 
     def known(self, predicted: Tensor, draws: int, weights: Tensor | None) -> Tensor:
-        """[R]: how far the predictions [R, n, ...], averaged over this many draws, are known: see `known`."""
         rate, square = predicted.chunk(2, -1)
         return known(rate, draws / (draws - 1) * (square - rate.square()), weights)
 
@@ -106,7 +104,7 @@ class Poisson(Values):
         if how.kind == "exact":
             return [(root[..., 0] * rate[..., d].sqrt() * z[..., d]).sum() for d in range(z.shape[-1])]
         if how.kind == "sampled":
-            y = _counts(rate, how.generators)
+            y = drawn(lambda one, source: torch.poisson(one, generator=source), rate, how.generators)
         return [(root * (y - rate) * z).sum()]
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
@@ -117,10 +115,3 @@ class Poisson(Values):
 def _log_rate(outputs: Tensor) -> Tensor:
     f, o = outputs.chunk(2, -1)
     return (f + o).clamp(max=MOST)
-
-
-def _counts(rate: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
-    if generators is None:
-        raise ValueError("a sampled Fisher needs generators")
-    drawn = [torch.poisson(one.cpu(), generator=g) for one, g in zip(rate, generators, strict=True)]
-    return torch.stack(drawn).to(rate)

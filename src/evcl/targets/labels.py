@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evcl import metrics
 from evcl.targets.answers import Measures, Outcome, Predictions
-from evcl.targets.likelihood import Estimate, draw, known, own_columns, weighted
+from evcl.targets.likelihood import Estimate, drawn, known, own_columns, uniform, weighted
 from evcl.targets.scale import Scale
 from evcl.targets.values import Values
 
@@ -26,8 +26,7 @@ class Chances(NamedTuple):
 
     @property
     def entropy(self) -> Tensor:
-        found: Tensor = torch.special.entr(self.p) + torch.special.entr(1 - self.p)
-        return found
+        return _entropy(self.p)
 
     @property
     def parts(self) -> list[Tensor]:
@@ -73,7 +72,7 @@ class Bernoulli(Values):
     def predict(self, outputs: Tensor) -> Tensor:
         """[M, 2 D]: the probability of each label, and the entropy of that prediction, in nats."""
         p = outputs.sigmoid()
-        return torch.cat([p, torch.special.entr(p) + torch.special.entr(1 - p)], -1)
+        return torch.cat([p, _entropy(p)], -1)
 
     def outcome(self, averaged: Tensor, scale: Scale, draws: int) -> Chances:
         return Chances(*averaged.chunk(2, 1))
@@ -86,15 +85,13 @@ class Bernoulli(Values):
         return nll, ((p > 0.5) == (y > 0.5)).to(p).mean(-1)
 
     def surprise(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
-        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         p = outputs.sigmoid()
         return weighted((y - p).square(), weights) / weighted(p * (1 - p), weights).clamp_min(1e-12)
 
     def known(self, predicted: Tensor, draws: int, weights: Tensor | None) -> Tensor:
         """[R]: how far the predictions [R, n, ...], averaged over this many draws, are known: see `known`; in nats."""
         p, within = predicted.chunk(2, -1)
-        between = torch.special.entr(p) + torch.special.entr(1 - p) - within
-        return known(within, draws / (draws - 1) * between, weights)
+        return known(within, draws / (draws - 1) * (_entropy(p) - within), weights)
 
     def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """d log p / d z = y - p(z), whose mean square is p (1 - p)."""
@@ -104,8 +101,14 @@ class Bernoulli(Values):
             wide = root * (p * (1 - p)).sqrt()
             return [(wide[..., d] * z[..., d]).sum() for d in range(z.shape[-1])]
         if how.kind == "sampled":
-            y = (draw(tuple(z.shape), p, how.generators, False) < p).to(p)
+            y = (drawn(uniform, p, how.generators) < p).to(p)
         return [(root * (y - p) * z).sum()]
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
-        draw(tuple(outputs.shape), outputs, generators, False)
+        drawn(uniform, outputs, generators)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    """The entropy of yes-or-no labels of these probabilities, in nats."""
+    found: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
+    return found

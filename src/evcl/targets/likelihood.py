@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -61,18 +61,9 @@ class Means(NamedTuple):
     task: int
 
 
-class Stateless:
-    """A base class of likelihoods: there is one object of each, and a copy is the object itself."""
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-
-class Likelihood(Stateless):
-    """p(y | outputs): one object for each kind of target, that all code asks for what depends on the kind.
+class Likelihood:
+    """p(y | outputs): one object for each kind of target, that all code asks for what depends on the kind. A copy is
+    the object itself.
 
     Targets other than classes are y [..., D], and D outputs of a head explain them.
 
@@ -97,6 +88,12 @@ class Likelihood(Stateless):
     softmax: ClassVar[bool] = False
     keeps_rows: ClassVar[bool] = False
     usual_tempering: ClassVar[float | None] = None
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         """[M]: -log p(y | outputs): see `Objective`."""
@@ -223,9 +220,19 @@ def known(noise: Tensor, epistemic: Tensor, weights: Tensor | None) -> Tensor:
     )
 
 
-def draw(shape: tuple[int, ...], like: Tensor, generators: Sequence[torch.Generator] | None, normal: bool) -> Tensor:
-    """Standard normal or uniform draws [R, ...], one generator per replica; on the CPU, whatever the device."""
+def drawn(
+    of: Callable[[Tensor, torch.Generator], Tensor], each: Tensor, generators: Sequence[torch.Generator] | None
+) -> Tensor:
+    """[R, ...]: `of` each row, with one generator per replica; computed on the CPU, whatever the device."""
     if generators is None:
         raise ValueError("a sampled Fisher needs generators")
-    make = torch.randn if normal else torch.rand
-    return torch.stack([make(shape[1:], generator=g, dtype=like.dtype) for g in generators]).to(like.device)
+    found = [of(row.cpu(), source) for row, source in zip(each, generators, strict=True)]
+    return torch.stack(found).to(each.device)
+
+
+def uniform(like: Tensor, source: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=source, dtype=like.dtype)
+
+
+def normal(like: Tensor, source: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=source, dtype=like.dtype)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl.nn import BayesianNetwork
-from evcl.targets.likelihood import OF_NUMBERS, Estimate, draw, known, own_columns, weighted
+from evcl.targets.likelihood import OF_NUMBERS, Estimate, drawn, known, normal, own_columns, weighted
 from evcl.targets.scale import Scale
 from evcl.targets.values import Moments, Values, unbiased
 
@@ -72,12 +72,10 @@ class Gaussian(Values):
         return nll.to(y), (error <= INSIDE**2 * variance).to(y).mean(-1)
 
     def surprise(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
-        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         f, log_v = outputs.chunk(2, -1)
         return weighted((y - f).square() * (-log_v).exp(), weights)
 
     def known(self, predicted: Tensor, draws: int, weights: Tensor | None) -> Tensor:
-        """[R]: how far the predictions [R, n, ...], averaged over this many draws, are known: see `known`."""
         f, square, noise = predicted.chunk(3, -1)
         return known(noise, draws / (draws - 1) * (square - f.square()), weights)
 
@@ -87,12 +85,11 @@ class Gaussian(Values):
         root, sharp = weights.unsqueeze(-1).sqrt(), (-0.5 * log_v).exp().detach()
         if how.kind == "exact":
             return [(root[..., 0] * sharp[..., d] * f[..., d]).sum() for d in range(f.shape[-1])]
-        error = draw(tuple(f.shape), f, how.generators, True) if how.kind == "sampled" else (y - f.detach()) * sharp
+        error = drawn(normal, f, how.generators) if how.kind == "sampled" else (y - f.detach()) * sharp
         return [(root * error * sharp * f).sum()]
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
-        draw(tuple(outputs.shape), outputs, generators, True)
+        drawn(normal, outputs, generators)
 
     def squares(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
-        """[M, D]: the squared errors, whose mean the noise follows."""
         return (y - own_columns(outputs, columns).chunk(2, -1)[0]).square()

@@ -16,7 +16,7 @@ from evcl._core.inputs import Label
 from evcl.nn import BayesianNetwork
 from evcl.targets.answers import NumberMeasures, Numbers, Outcome
 from evcl.targets.likelihood import Likelihood
-from evcl.targets.scale import Scale, scales_in
+from evcl.targets.scale import Scale
 
 LARGEST = 1e30  # of a target; its square must be finite in float64
 
@@ -83,7 +83,23 @@ class Values(Likelihood):
         head.bias.copy_(scale.restored(head.bias.double()))
 
     def scales_in(self, saved: Mapping[str, Any], heads: Mapping[str, Sequence[Any]]) -> dict[str, Scale]:
-        return scales_in(saved, heads)
+        found = saved["scales"]
+        if not isinstance(found, dict) or found.keys() != heads.keys():
+            raise EvclError("the scales of its targets do not fit its heads")
+        scales = {}
+        for name, told in found.items():
+            numbers = [told[key] for key in ("rows", "tested", "tasks")]
+            lists = [told[key] for key in ("mean", "std", "errors")]
+            if not all(isinstance(one, list) and len(one) == len(heads[name]) for one in lists):
+                raise EvclError("the scales of its targets do not fit its heads")
+            every = [*numbers, *(value for one in lists for value in one)]
+            if not all(type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e60 for value in every):
+                raise EvclError("the scales of its targets must be finite numbers")
+            if min([*numbers, *told["errors"]]) < 0 or not min(told["std"]) > 0:
+                raise EvclError("the scales of its targets must have counts of at least 0 and deviations above 0")
+            mean, std, errors = (torch.tensor(one, dtype=torch.float64) for one in lists)
+            scales[name] = Scale(float(told["rows"]), mean, std, errors, float(told["tested"]), int(told["tasks"]))
+        return scales
 
     def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
         assert scale is not None
