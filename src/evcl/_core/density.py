@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +90,10 @@ class Density:
         low, high = (end.to(x.dtype).to(x.device) for end in (self.low, self.high))
         moved = torch.minimum(torch.maximum(flat, low), high)
         steps = double(flat - moved)
-        return moved.reshape(x.shape), (steps / self._inverse[0].to(steps.device)).square().mean(1).sqrt()
+        return moved.reshape(x.shape), (steps / self.inverse[0].to(steps.device)).square().mean(1).sqrt()
 
     @cached_property
-    def _inverse(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def inverse(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The scale of each column, the inverse of the columns' correlation as a diagonal minus a product, and the mean
         squared distance of the training rows.
 
@@ -150,21 +150,18 @@ class Unfamiliar(nn.Module):
     def __init__(self, density: Density) -> None:
         super().__init__()
         names = ("scale", "spread", "product", "typical")
-        for name, tensor in zip(("mean", *names), (density.mean, *density._inverse), strict=True):
+        for name, tensor in zip(("mean", *names), (density.mean, *density.inverse), strict=True):
             self.register_buffer(name, tensor)
         self.usual = max(float(density.about[1]), min(LEAST_DOUBT, FULLY_DOUBTED / float(density.about[0])))
 
     def forward(self, x: Tensor, doubt: Tensor) -> Tensor:
-        far = (self._distance(x) + doubt.double() / self.usual) / 2
-        return far.sqrt().clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
-
-    def _distance(self, x: Tensor) -> Tensor:
-        """[N]: the larger of two squared distances. One uses the covariance and detects unusual combinations of
-        columns; the other treats columns separately and detects a shift of all columns together.
+        """The distance is the larger of two. One uses the covariance and detects unusual combinations of columns; the
+        other treats columns separately and detects a shift of all columns together.
         """
         z = (x.double() - self.mean) / self.scale
         together = ((z**2 / self.spread).sum(1) - ((z @ self.product) ** 2).sum(1)) / self.typical
-        return torch.maximum(together, (z**2).mean(1))
+        far = (torch.maximum(together, (z**2).mean(1)) + doubt.double() / self.usual) / 2
+        return far.sqrt().clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
 
 
 def ranges(of: Sequence[Density]) -> tuple[Tensor, Tensor]:
@@ -181,13 +178,11 @@ def density(x: Tensor, doubt: Tensor, most: int) -> Density:
     """Summarise the rows x [N, ...]; `doubt` holds the doubt of some of them. A sketch takes its directions from a
     subset of the rows.
     """
-    flat, found = x.detach().flatten(1), None
-    mean_doubt = double(doubt).mean().cpu()
+    flat, mean_doubt = x.detach().flatten(1), double(doubt).mean().cpu()
     whole = flat.shape[1] <= most
-    for part in flat.split(max(1, CHUNK // flat.shape[1])):
-        one = _of(double(part), mean_doubt, most if whole else 0)
-        found = one if found is None else found.merged(one, most if whole else 0)
-    assert found is not None
+    exact = most if whole else 0
+    parts = (_of(double(part), mean_doubt, exact) for part in flat.split(max(1, CHUNK // flat.shape[1])))
+    found = reduce(lambda all_, one: all_.merged(one, exact), parts)
     if whole:
         return found
     some = flat[:: math.ceil(len(flat) / SKETCHED)]
@@ -227,12 +222,11 @@ def of_sites(base: Density, sites: Sequence[Density]) -> Density:
     """The summary of all rows, if each of the sites has learned on from the base: what they share counts once."""
     columns = len(base.mean)
     if columns > MOST_COLUMNS:
-        found = sites[0]
-        for one in sites[1:]:
-            found = found.merged(one, max(len(each.rows) for each in sites))
+        most = max(len(each.rows) for each in sites)
+        found = reduce(lambda all_, one: all_.merged(one, most), sites)
         count = base.about[0] + sum(one.about[0] - base.about[0] for one in sites)
-        about = torch.stack([count, found.about[1]])
-        return Density(about, found.mean, found.variance, found.rows, *ranges((base, *sites)))
+        low, high = ranges((base, *sites))
+        return replace(found, about=torch.stack([count, found.about[1]]), low=low, high=high)
 
     def total(of: Callable[[Density], Tensor]) -> Tensor:
         first, *parts = (one.about[0] * of(one) for one in (base, *sites))

@@ -29,6 +29,10 @@ MASKS = ("attention_mask", "mask")  # made if they are missing: 1 or True for a 
 EXACT = {torch.float32: 2**24, torch.float64: 2**53}  # the integers up to this size are exact
 
 
+def called(key: Key) -> str:
+    return f"input {key}" if isinstance(key, int) else f"input {key!r}"
+
+
 @dataclass(frozen=True)
 class Input:
     """One input of a network: its place among the arguments, and what an example of it looks like.
@@ -53,7 +57,7 @@ class Input:
 
     @property
     def called(self) -> str:
-        return f"input {self.key}" if isinstance(self.key, int) else f"input {self.key!r}"
+        return called(self.key)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,9 @@ class Form:
             if not one.sequence:
                 part = part.unflatten(1, one.shape or (1,))
             part = part if one.shape else part.squeeze(-1)
-            found[one.key] = _converted(part, one)
+            if one.kind != "float":
+                part = part != 0 if one.kind == "bool" else part.long() + one.pad
+            found[one.key] = part
         order = sorted(key for key in found if isinstance(key, int))
         return [found[key] for key in order], {key: one for key, one in found.items() if isinstance(key, str)}
 
@@ -129,15 +135,6 @@ class Form:
         return cls(tuple(found))
 
 
-def _converted(part: Tensor, one: Input) -> Tensor:
-    if one.kind == "float":
-        return part
-    if one.kind == "bool":
-        return part != 0
-    found = part.long()
-    return found + one.pad if one.pad else found
-
-
 def widened(x: Tensor, columns: int) -> Tensor:
     """x [..., columns] with zeros up to this many columns: steps of padding at the end of its sequences."""
     return x if x.shape[-1] >= columns else F.pad(x, (0, columns - x.shape[-1]))
@@ -161,15 +158,16 @@ def pack(
     if form is not None:
         pads = {one.key: one.pad for one in form.inputs}
         missing = [one.called for one in form.inputs if one.key not in named and one is not form.mask]
-        more = [Input(key, "int", ()).called for key in named if key not in pads]
+        more = [called(key) for key in named if key not in pads]
         if missing or more:
             wanted = ", ".join(one.called for one in form.inputs)
-            raise EvclError(f"the network was trained with {wanted}, but {(missing or more)[0]} is {_lacks(missing)}")
-    read = {key: _array(value, Input(key, "int", ()).called, pads.get(key, 0)) for key, value in named.items()}
+            lacks = "missing" if missing else "not among them"
+            raise EvclError(f"the network was trained with {wanted}, but {(missing or more)[0]} is {lacks}")
+    read = {key: _array(value, called(key), pads.get(key, 0)) for key, value in named.items()}
     lengths = next((found for _, found in read.values() if found is not None), None)
     arrays = {key: array for key, (array, _) in read.items()}
     if len({len(array) for array in arrays.values()}) > 1:
-        sizes = ", ".join(f"{Input(key, 'int', ()).called} has {len(array)}" for key, array in arrays.items())
+        sizes = ", ".join(f"{called(key)} has {len(array)}" for key, array in arrays.items())
         raise EvclError(f"all inputs must have the same number of examples, but {sizes}")
     if form is None:
         form = _form_of(arrays, dtype, pads, masks[0] if masks and lengths is not None else None)
@@ -179,20 +177,7 @@ def pack(
         count = len(next(iter(arrays.values())))
         there = torch.full((count,), length) if lengths is None else lengths
         arrays[made.key] = torch.arange(length) < there.unsqueeze(1)
-    fixed, steps = [], []
-    for one in form.inputs:
-        part = _numbers(arrays[one.key], one, dtype)
-        if one.sequence:
-            steps.append(part.reshape(len(part), length, one.width))
-        else:
-            fixed.append(part.reshape(len(part), one.width))
-    if steps:
-        fixed.append(torch.cat(steps, 2).flatten(1))
-    return torch.cat(fixed, 1), form
-
-
-def _lacks(missing: Sequence[str]) -> str:
-    return "missing" if missing else "not among them"
+    return form.packed({one.key: _exact(arrays[one.key], one, dtype) for one in form.inputs}, dtype), form
 
 
 def ragged(value: Any) -> bool:
@@ -297,8 +282,8 @@ def _length(form: Form, arrays: Mapping[Key, Tensor]) -> int:
     return next(iter(lengths.values()), 0)
 
 
-def _numbers(array: Tensor, one: Input, dtype: torch.dtype) -> Tensor:
-    """The values of one input as they are packed; raise if they cannot be converted exactly."""
+def _exact(array: Tensor, one: Input, dtype: torch.dtype) -> Tensor:
+    """The values of one input; raise if they cannot be packed exactly in this dtype."""
     if one.kind == "float":
         found = array.to(dtype)
         if not bool(found.isfinite().all()):
@@ -314,8 +299,8 @@ def _numbers(array: Tensor, one: Input, dtype: torch.dtype) -> Tensor:
     if one.kind == "bool" and not bool(((array == 0) | (array == 1)).all()):
         raise EvclError(f"{one.called} had only True and False at first, but now has other numbers")
     if one.kind == "int":
-        array = array.to(torch.int64) - one.pad
-        most = int(array.abs().max()) if array.numel() else 0
+        array = array.to(torch.int64)
+        most = int((array - one.pad).abs().max()) if array.numel() else 0
         if most > EXACT[dtype]:
             advice = (
                 "make the learner with dtype=torch.float64" if most <= EXACT[torch.float64] else "number them from 0"
@@ -324,4 +309,4 @@ def _numbers(array: Tensor, one: Input, dtype: torch.dtype) -> Tensor:
                 f"{one.called} has integers up to {most:,}, but {str(dtype).removeprefix('torch.')} is exact only up "
                 f"to {EXACT[dtype]:,}: {advice}"
             )
-    return array.to(dtype)
+    return array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,8 +52,16 @@ class Setting:
             raise EvclError(f"{name} must be one of {', '.join(self.choices)}, not {brief(value)}", setting=name)
         whole = isinstance(self.default, int)
         number = _whole(value) if whole else _real(value)
-        if number is None or isinstance(value, bool) or not self._inside(number):
-            raise EvclError(f"{name} must be {self._wanted(whole)}, not {brief(value)}", setting=name)
+        inside = (
+            number is not None and (self.low < number if self.open_low else self.low <= number) and number <= self.high
+        )
+        if number is None or isinstance(value, bool) or not inside:
+            text = (
+                f"a {'whole' if whole else 'finite'} number {'above' if self.open_low else 'of at least'} {self.low:g}"
+            )
+            text = text if self.high == math.inf else f"{text} and at most {self.high:g}"
+            text = f"{text}, or auto" if self.auto else text
+            raise EvclError(f"{name} must be {text}, not {brief(value)}", setting=name)
         return number
 
     @property
@@ -65,14 +73,6 @@ class Setting:
             return ", ".join(self.choices)
         sign = ">" if self.open_low else ">="
         text = f"{sign} {self.low:g}" if self.high == math.inf else f"{sign} {self.low:g}, <= {self.high:g}"
-        return f"{text}, or auto" if self.auto else text
-
-    def _inside(self, number: float) -> bool:
-        return (self.low < number if self.open_low else self.low <= number) and number <= self.high
-
-    def _wanted(self, whole: bool) -> str:
-        text = f"a {'whole' if whole else 'finite'} number {'above' if self.open_low else 'of at least'} {self.low:g}"
-        text = text if self.high == math.inf else f"{text} and at most {self.high:g}"
         return f"{text}, or auto" if self.auto else text
 
 
@@ -249,7 +249,7 @@ CORESET: dict[str, Setting] = {
 }
 
 
-class Settings(Mapping[str, Any]):
+class Settings(dict[str, Any]):
     """Resolved settings, read as attributes: `s.strength`. A method's own settings can be read too, as `Any`.
 
     Real numbers that differ between replicas are tensors [R, 1].
@@ -289,23 +289,11 @@ class Settings(Mapping[str, Any]):
     coreset: str
     coreset_size: int
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-
     def __getattr__(self, name: str) -> Any:
         try:
-            return self.__dict__["_values"][name]
+            return self[name]
         except KeyError:
             raise AttributeError(f"no setting {name!r}") from None
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def __repr__(self) -> str:
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in self.items())})"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl.nn import PerTask, head_names
-from evcl.nn.blank import blank
 from evcl.nn.film import folded_
+from evcl.nn.initial import blank
 from evcl.nn.inputs import headed
 from evcl.nn.per_task import TaskWeights
 

@@ -31,7 +31,7 @@ from evcl.methods.data import NO_HEAD, Minibatch, TaskData
 from evcl.methods.memory import Model, per_head, per_layer
 from evcl.methods.method import Fit, Fitted, Loss, Round
 from evcl.nn import BayesianNetwork, Gaussian, bayesianize
-from evcl.nn.blank import blank
+from evcl.nn.initial import blank
 from evcl.nn.layers import Embedding
 from evcl.nn.vae import Draw
 from evcl.targets.bound import LEAST_LOG_VARIANCE, Bound

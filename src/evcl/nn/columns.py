@@ -17,16 +17,13 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import count
-from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.nn.blank import blank
-from evcl.nn.initial import he_uniform
-from evcl.nn.layer import BayesianLayer
+from evcl.nn.initial import blank, he_layer
+from evcl.nn.layer import BayesianLayer, along
 from evcl.posterior import Layout
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # the plain layers that have laterals, by exact type
@@ -43,7 +40,7 @@ class Scale(nn.Module):
         self.weight, self.channels = nn.Parameter(torch.full((units,), ALPHA / 2)), channels
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * _along(self.weight, x.dim(), self.channels)
+        return x * along(self.weight.unsqueeze(0), x.dim(), self.channels)
 
 
 class BayesianScale(BayesianLayer):
@@ -70,20 +67,12 @@ class BayesianScale(BayesianLayer):
         each = self.unfold(x)
         alpha = self.drawn("weight", each.shape[1])  # [R, B or 1, units]
         assert alpha is not None
-        return (each * _along(alpha, each.dim(), self.channels)).view_as(x)
+        return (each * along(alpha, each.dim(), self.channels)).view_as(x)
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         both = x * delta
         positions = range(3, both.dim()) if self.channels else range(2, both.dim() - 1)
         return both.sum(list(positions)) if positions else both
-
-
-def _along(weight: Tensor, axes: int, channels: bool) -> Tensor:
-    """[..., units] with axes of length 1 up to this many: before the units, or after them if they are channels."""
-    more = [1] * (axes - weight.dim())
-    if weight.dim() == 1:  # without a batch axis
-        return weight.view(-1, *more[1:]) if channels else weight
-    return weight.view(*weight.shape, *more) if channels else weight.view(*weight.shape[:-1], *more, weight.shape[-1])
 
 
 class Lateral(nn.Module):
@@ -94,27 +83,19 @@ class Lateral(nn.Module):
         self.channels = not isinstance(layer, nn.Linear)
         if isinstance(layer, nn.Linear):
             units = layer.in_features
-            self.v = _made(source, nn.Linear, earlier * units, units)
-            self.u = _made(source, nn.Linear, units, layer.out_features, bias=False)
+            self.v: nn.Module = he_layer(source, nn.Linear, earlier * units, units)
+            self.u: nn.Module = he_layer(source, nn.Linear, units, layer.out_features, bias=False)
         else:
             assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
             units, names = layer.in_channels, ("kernel_size", "stride", "padding", "dilation", "padding_mode")
-            self.v = _made(source, type(layer), earlier * units, units, kernel_size=1)
+            self.v = he_layer(source, type(layer), earlier * units, units, kernel_size=1)
             like = {name: getattr(layer, name) for name in names}
-            self.u = _made(source, type(layer), units, layer.out_channels, bias=False, **like)
+            self.u = he_layer(source, type(layer), units, layer.out_channels, bias=False, **like)
         self.alpha = Scale(units, self.channels)
 
     def forward(self, earlier: Sequence[Tensor]) -> Tensor:
         found: Tensor = self.u(self.alpha(self.v(torch.cat(list(earlier), 1 if self.channels else -1)).relu()))
         return found
-
-
-def _made(source: torch.Generator, kind: type[nn.Module], *sizes: int, **options: Any) -> nn.Module:
-    """A layer with He-uniform weights; its default initialisation would use the global generator."""
-    layer: Any = blank(kind, *sizes, **options)
-    for parameter in layer.parameters():
-        parameter.data.copy_(he_uniform(parameter.shape, prod(layer.weight.shape[1:]), source))
-    return layer  # type: ignore[no-any-return]
 
 
 class Column(nn.Module):

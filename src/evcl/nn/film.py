@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.nn.layer import Weights
+from evcl.nn.layer import Weights, along
 from evcl.nn.per_task import Kind, Mixture, TaskRows, TaskWeights
 
 EPSILON = 1e-5  # of Adam: a shift before a batch norm has no gradient but rounding errors, which must not move it
@@ -79,23 +79,18 @@ class Film:
             pairs = [self._pair(rows, t) for t in task.tasks]
             scale, shift = (_picked(torch.stack(list(parts), 1), task.places) for parts in zip(*pairs, strict=True))
             shape = (r, task.places.shape[1], each, *y.shape[1:])
-            scale, shift = (self._spread(t.unsqueeze(2), len(shape)) for t in (scale, shift))
+            scale, shift = (along(t.unsqueeze(2), len(shape), self.channels_first) for t in (scale, shift))
             return torch.addcmul(shift, y.reshape(shape), scale).view(y.shape)
         scale, shift = self._pair(rows, task)
         if r == 1:
-            scale, shift = (self._spread(t.squeeze(0), y.dim() - 1) for t in (scale, shift))
+            scale, shift = (along(t.squeeze(0), y.dim() - 1, self.channels_first) for t in (scale, shift))
             return torch.addcmul(shift, y, scale)
-        scale, shift = (self._spread(t.unsqueeze(1), y.dim() + 1) for t in (scale, shift))
+        scale, shift = (along(t.unsqueeze(1), y.dim() + 1, self.channels_first) for t in (scale, shift))
         return torch.addcmul(shift, y.reshape(r, -1, *y.shape[1:]), scale).view(y.shape)
 
     def _pair(self, rows: TaskRows, task: int) -> Pair:
         pair = [rows.part(task, key, of) for key, of in self.parts]
         return tuple(pair if self.part is None else (each[:, self.part] for each in pair))
-
-    def _spread(self, t: Tensor, axes: int) -> Tensor:
-        """[..., units] with axes of length 1 up to this many: before the units, or after them if they are channels."""
-        more = [1] * (axes - t.dim())
-        return t.view(*t.shape, *more) if self.channels_first else t.view(*t.shape[:-1], *more, t.shape[-1])
 
 
 def _picked(table: Tensor, places: Tensor) -> Tensor:

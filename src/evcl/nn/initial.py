@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl.posterior import Gaussian, Layout
+
+L = TypeVar("L", bound=nn.Module)
 
 
 class Prior(NamedTuple):
@@ -69,3 +71,22 @@ def he_uniform(shape: Sequence[int], fan_in: float, source: torch.Generator) -> 
     """Draw from U(-b, b) with b = sqrt(6 / fan_in), in float64 so that every precision starts from the same draw."""
     bound = math.sqrt(6 / max(1, fan_in))
     return torch.empty(tuple(shape), dtype=torch.float64).uniform_(-bound, bound, generator=source)
+
+
+def blank(kind: type[L], *sizes: Any, **options: Any) -> L:
+    """A layer with memory for its weights, and anything in it. Its default initialisation would use torch's global
+    generator. `torch.nn.utils.skip_init` does the same, but imports sympy, which takes a second.
+    """
+    layer = kind(*sizes, **options, device="meta")
+    for name, weight in list(layer.named_parameters()):
+        setattr(layer, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cpu")))
+    return layer
+
+
+def he_layer(source: torch.Generator, kind: type[L], *sizes: int, **options: Any) -> L:
+    """A linear layer or a convolution with He-uniform weights."""
+    layer = blank(kind, *sizes, **options)
+    fan_in = math.prod(layer.get_parameter("weight").shape[1:])
+    for parameter in layer.parameters():
+        parameter.data.copy_(he_uniform(parameter.shape, fan_in, source))
+    return layer

@@ -18,8 +18,9 @@ separately for each example. This is exact, and has less variance than one draw 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -273,7 +274,7 @@ class BayesianLayer(nn.Module):
         """
         rows = self.rows_at_once(parameter, x, delta)
         pieces = zip(x.split(rows, 1), delta.split(rows, 1), strict=True)
-        return added_up(of(self.example_gradient(parameter, xs, ds)).sum(1) for xs, ds in pieces)
+        return reduce(Tensor.add_, (of(self.example_gradient(parameter, xs, ds)).sum(1) for xs, ds in pieces))
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
         """For each weight, the mean `importance` of the weights from the same input plus, if the layer's inputs are
@@ -298,13 +299,10 @@ def state_of(layer: nn.Module) -> dict[str, Tensor]:
     return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in own}
 
 
-def added_up(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of these tensors, of which one is held at a time."""
-    rest = iter(parts)
-    total = next(rest)
-    for part in rest:
-        total += part
-    return total
+def along(weight: Tensor, axes: int, channels: bool) -> Tensor:
+    """[..., units] with axes of length 1 up to this many: before the units, or after them if they are channels."""
+    more = [1] * (axes - weight.dim())
+    return weight.view(*weight.shape, *more) if channels else weight.view(*weight.shape[:-1], *more, weight.shape[-1])
 
 
 def of_units(importance: Tensor, learned: bool) -> Tensor:

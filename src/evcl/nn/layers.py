@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import prod
 
 import torch
@@ -62,15 +63,11 @@ class Linear(BayesianLayer):
         """The same output, with gradients added directly to the flat buffers."""
         grads, noise = self.weights.grads, None
         assert grads is not None
-        mean_grads = tuple(self.part(grads.mean, p) for p in ("weight", "bias"))
-        variance_grads: tuple[Tensor | None, ...] = (None, None)
         if self.weights.variance is not None:
             noise = self.normal(weight, x.shape[1], weight.shape[1])
-            variance_grads = tuple(self.part(grads.variance, p) for p in ("weight", "bias"))
+        into = tuple(self.part(named, p) for named in grads for p in ("weight", "bias"))
         variances = self.variance("weight"), self.variance("bias")
-        out: Tensor = local_draw(
-            x, weight, bias, *variances, noise, (*mean_grads, *variance_grads), self.weights.compute_dtype
-        )
+        out: Tensor = local_draw(x, weight, bias, *variances, noise, into, self.weights.compute_dtype)
         return out
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
@@ -220,13 +217,9 @@ class Conv(BayesianLayer):
     def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
         """The rows are patches, one per position of the output."""
         whole = x.shape[0] * prod(self.kernel) * prod(x.shape[2:])  # numbers in the patches of one example, at most
-        total, counts = None, x.new_zeros(len(x))
-        for part in x.split(examples_at_once(whole, x), 1):
-            rows = self._patches(part).mT  # [R*B, l, c*k]
-            more, count = outer_sum(rows.reshape(len(x), -1, rows.shape[2]), bias)
-            total, counts = (more, count) if total is None else (total.add_(more), counts + count)
-        assert total is not None
-        return total, counts
+        patches = (self._patches(part).mT for part in x.split(examples_at_once(whole, x), 1))  # [R*B, l, c*k]
+        each = (outer_sum(rows.reshape(len(x), -1, rows.shape[2]), bias) for rows in patches)
+        return reduce(lambda total, more: (total[0].add_(more[0]), total[1] + more[1]), each)
 
     def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
         return delta.flatten(3).mT.flatten(1, 2)

@@ -511,14 +511,13 @@ class BayesianNetwork(nn.Module):
 
     def statistics(self) -> dict[str, Tensor]:
         """The layers' state beside the weights (such as running statistics), by name in the plain module: [R, ...]."""
-        return {name: getattr(layer, key) for name, layer, key in self._state()}
+        each = [(layer.path, *item) for layer in self._with_state() for item in state_of(layer).items()]
+        return {f"{path}.{key}".removeprefix("."): state for path, key, state in each}
 
     def set_statistics(self, values: Mapping[str, Tensor]) -> None:
-        for name, layer, key in self._state():
-            setattr(layer, key, values[name])
-
-    def _state(self) -> list[tuple[str, BayesianLayer, str]]:
-        return [(f"{la.path}.{key}" if la.path else key, la, key) for la in self._with_state() for key in state_of(la)]
+        for layer in self._with_state():
+            for key in state_of(layer):
+                setattr(layer, key, values[f"{layer.path}.{key}".removeprefix(".")])
 
     def trunk_layers(self) -> list[BayesianLayer]:
         """The Bayesian layers without the heads, of which there may be thousands."""

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from evcl._core.bounds import MOST_LAYERS, MOST_WEIGHTS
 from evcl._core.errors import EvclError
-from evcl.nn.blank import blank
-from evcl.nn.initial import he_uniform
+from evcl.nn.initial import he_layer
 
 
 class MLP(nn.Sequential):
@@ -42,10 +41,11 @@ class MLP(nn.Sequential):
         if input_dropout:
             layers.append(nn.Dropout(input_dropout))
         for fan_in, fan_out in pairwise(widths):
-            layer = blank(nn.Linear, fan_in, fan_out)
-            for parameter in (layer.weight, layer.bias):
-                parameter.data.copy_(he_uniform(parameter.shape, fan_in, source))
-            layers += [layer, nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+            layers += [
+                he_layer(source, nn.Linear, fan_in, fan_out),
+                nn.ReLU(),
+                *([nn.Dropout(dropout)] if dropout else []),
+            ]
         super().__init__(*layers)
         self.inputs, self.hidden = inputs, tuple(hidden)
         self.dropout, self.input_dropout = float(dropout), float(input_dropout)

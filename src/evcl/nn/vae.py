@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
 
-from evcl.nn.blank import blank
 from evcl.nn.convert import register
-from evcl.nn.initial import he_uniform
+from evcl.nn.initial import he_layer
 from evcl.nn.layer import BayesianLayer
 from evcl.nn.private import PerTask
 
@@ -67,10 +66,5 @@ def task_vae(inputs: int, width: int = 500, latents: int = 50, encoder_layers: i
 
 def layers(widths: Sequence[int], source: torch.Generator) -> list[nn.Module]:
     """Linear layers of these widths, with ReLUs between them."""
-    found: list[nn.Module] = []
-    for ins, outs in pairwise(widths):
-        layer = blank(nn.Linear, ins, outs)
-        for parameter in layer.parameters():
-            parameter.data.copy_(he_uniform(parameter.shape, ins, source))
-        found += [layer, nn.ReLU()]
-    return found[:-1]
+    found = [(he_layer(source, nn.Linear, ins, outs), nn.ReLU()) for ins, outs in pairwise(widths)]
+    return list(chain.from_iterable(found))[:-1]
