@@ -9,7 +9,7 @@ from torch.nn.utils import skip_init
 import evcl
 from evcl._core.randomness import generator
 from evcl._core.settings import resolve
-from evcl.methods import METHODS, Round, TaskData, autograd_gradients, collapse
+from evcl.methods import METHODS, Round, TaskData, autograd_gradients, collapse, known_settings
 from evcl.training import Run
 
 F64 = torch.float64
@@ -41,7 +41,7 @@ def run_of(
     `heads`: their classes; `usual`: settings that a method may not have.
     """
     method = METHODS[method] if isinstance(method, str) else method
-    known, seeds = method.known_settings, range(replicas) if seeds is None else seeds
+    known, seeds = known_settings(method, given), range(replicas) if seeds is None else seeds
     settings = resolve(method.name, known, {**{name: usual[name] for name in usual if name in known}, **given})
     trunk = evcl.nn.mlp(INPUTS, list(hidden)) if network is None else network
     run = Run(trunk, method, [settings] * len(seeds), seeds, draw=True, dtype=F64)

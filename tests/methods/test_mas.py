@@ -12,7 +12,7 @@ def by_hand(run, strength):
     network = plain(run)
     omega = {name: torch.zeros_like(w) for name, w in network.named_parameters()}
     for one in TASKS:
-        used, n = used_by(network, one.head), one.n
+        used = used_by(network, one.head)
         anchor = copies(used)
 
         def loss(one=one, used=used, anchor=anchor):
