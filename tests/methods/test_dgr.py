@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
+from small_runs import F64, first_fit, round_of
 from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.errors import EvclError
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, Minibatch, Round, TaskData, packing
+from evcl.methods import Minibatch, TaskData, packing
 from evcl.methods.generator import VAE, begun, generated, made
-from evcl.targets import CATEGORICAL, Bound
-from evcl.training import Run
-from evcl.training.observer import Observer
-
-F64 = torch.float64
-PAST = {"dgr": lambda memory: memory, "evcl-dgr": lambda memory: memory.past}
-BOTH = pytest.mark.parametrize("method", PAST)
+from evcl.targets import Bound
 
 
 def data(k, head=None, n=40, pixels=False, classes=2):
@@ -32,22 +26,11 @@ def data(k, head=None, n=40, pixels=False, classes=2):
     return TaskData(x.sigmoid() if pixels else x, y % classes, k if head is None else head, task=k)
 
 
-def run_of(method="dgr", seeds=(0,), heads=(2, 2, 2), **given):
-    usual = {"epochs": 3, "batch_size": 10, "generator_width": 12, "latents": 3}
-    s = resolve(method, METHODS[method].known_settings, {**usual, **given})
-    run = Run(evcl.nn.mlp(6, [7]), METHODS[method], [s] * len(seeds), seeds, draw=True, dtype=F64)
-    run.add_heads(7, list(heads))
-    return run
+USUAL = {"epochs": 3, "batch_size": 10, "generator_width": 12, "latents": 3}
 
 
-def round_of(run, tasks):
-    network = run.network
-    return Round(run.rounds, tasks, network, network.posterior, run.seen, run.seeds, CATEGORICAL)
-
-
-def fits(run, tasks):
-    """The first fit of a round; the rest of the round is not run."""
-    return next(run.method.learn(run.memory, round_of(run, tasks), run.settings))
+def run_of(method="dgr", **given):
+    return small_runs.run_of(method, **{"network": evcl.nn.mlp(6, [7]), "heads": (2, 2, 2), "usual": USUAL, **given})
 
 
 def plain_vae(weights, gaussian):
@@ -122,7 +105,7 @@ def test_its_loss_is_that_of_the_definition(temperature):
     run.learn([data(0, n=30)])
     run.learn([data(1, n=60)])
     new = data(2, n=50)
-    fit = fits(run, [new])
+    fit = first_fit(run, [new])
     (loss,) = fit.losses
     x = begun(run.memory, round_of(run, [new]), run.settings).x[0]
     weights = {name: w[0] for name, w in run.network.layout.views(run.network.posterior.mean).items()}
@@ -152,7 +135,7 @@ def test_classes_that_a_head_has_not_seen_are_in_no_label():
     run = run_of(heads=(3,))
     run.learn([data(0, head=0)])
     run.grow_head(0, 5)
-    (loss,) = fits(run, [data(1, head=0)]).losses
+    (loss,) = first_fit(run, [data(1, head=0)]).losses
     assert loss.rows.y.shape == (1, 40, 5)
     assert float(loss.rows.y[..., 2:].max()) == 0
     torch.testing.assert_close(loss.rows.y.sum(2), torch.ones(1, 40, dtype=F64))
@@ -161,61 +144,7 @@ def test_classes_that_a_head_has_not_seen_are_in_no_label():
     assert run.memory.rows[0].shape == (1, 5)
 
 
-@BOTH
-def test_replay_changes_the_second_task(method):
-    """Against naive training from the same weights and batches, for two temperatures of the labels."""
-    ends = []
-    for temperature in (0.0, 2.0, None):
-        run = run_of(method, heads=(2,), label_temperature=temperature or 0.0, lr=0.02)
-        run.learn([data(0, head=0)])
-        if temperature is None:
-            if method == "dgr":
-                plain = Run(
-                    evcl.nn.mlp(6, [7]),
-                    METHODS["naive"],
-                    [resolve("naive", METHODS["naive"].known_settings, {"epochs": 3, "batch_size": 10, "lr": 0.02})],
-                    [0],
-                    draw=True,
-                    dtype=F64,
-                )
-                plain.add_heads(7, [2])
-                plain.network.posterior, plain.rounds, plain.seen = run.network.posterior, run.rounds, run.seen
-                run = plain
-            else:
-                run = run_of(method, heads=(2,), replay_share=0.0, lr=0.02)
-                run.learn([data(0, head=0)])
-        run.learn([data(1, head=0)])
-        ends.append(run.network.posterior.mean)
-    for a, b in pairwise(ends):
-        assert float((a - b).abs().max()) > 1e-3
-
-
 # --- what stays ------------------------------------------------------------------------------------------------------
-
-
-class Watching(Observer):
-    """Compares the old generator and the old network with copies, after every epoch."""
-
-    def __init__(self, run, method):
-        past = PAST[method](run.memory)
-        self.held = {**packing.tensors(past), "network": run.network.posterior.mean}
-        self.before = {name: tensor.clone() for name, tensor in self.held.items()}
-        self.epochs = 0
-
-    def end_epoch(self, progress):
-        self.epochs += 1
-        assert all(torch.equal(self.held[name], tensor) for name, tensor in self.before.items())
-
-
-@BOTH
-def test_the_old_networks_are_bit_identical_through_a_task(method):
-    run = run_of(method)
-    run.learn([data(0)])
-    watching = Watching(run, method)
-    run.learn([data(1)], observer=watching)
-    assert watching.epochs == 6  # those of the network and those of the generator
-    after = packing.tensors(PAST[method](run.memory))
-    assert not torch.equal(after["weights/decoder.0.weight"], watching.before["weights/decoder.0.weight"])
 
 
 def test_generated_rows_are_a_function_of_seed_and_round():
@@ -229,49 +158,6 @@ def test_generated_rows_are_a_function_of_seed_and_round():
     assert not torch.equal(first, later)
 
 
-def test_it_leaves_the_global_generator_alone():
-    before = torch.get_rng_state()
-    run = run_of()
-    run.learn([data(0)])
-    run.learn([data(1)])
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_the_state_does_not_grow_with_the_tasks():
-    run, sizes = run_of(heads=(2,), epochs=1), []
-    for k in range(6):
-        run.learn([data(k, head=0)])
-        sizes.append(sum(t.numel() for t in packing.tensors(run.memory).values()))
-    assert len(set(sizes)) == 1
-    assert len(run._examined) <= 2  # generators of earlier rounds are gone
-
-
-def test_replicas_train_their_generators_together():
-    """Replicas whose rates differ: each learns as it does alone."""
-    usual = {"epochs": 2, "batch_size": 10, "generator_width": 12, "latents": 3}
-    each = [
-        {"generator_lr": 1e-3},
-        {"generator_lr": 5e-3},
-        {},
-    ]
-    method = METHODS["evcl-dgr"]
-    settings = [resolve("evcl-dgr", method.known_settings, {**usual, **one}) for one in each]
-
-    def trained(numbers):
-        run = Run(evcl.nn.mlp(6, [7]), method, [settings[r] for r in numbers], numbers, draw=True, dtype=F64)
-        run.add_heads(7, [2, 2])
-        for k in range(2):
-            run.learn([data(k)])
-        return run
-
-    together = trained(range(3))
-    for r in range(3):
-        alone = trained([r])
-        torch.testing.assert_close(together.network.posterior.mean[r : r + 1], alone.network.posterior.mean)
-        for name, own in alone.memory.past.weights.items():
-            torch.testing.assert_close(together.memory.past.weights[name][r : r + 1], own)
-
-
 # --- evcl-dgr --------------------------------------------------------------------------------------------------------
 
 
@@ -283,7 +169,7 @@ def test_the_past_counts_once():
     for alpha in (0.0, 0.25, 1.0):
         run = run_of("evcl-dgr", replay_share=alpha, distill=0.0, tempering=0.1)
         run.learn([data(0)])
-        fit = fits(run, [data(1, n=80)])
+        fit = first_fit(run, [data(1, n=80)])
         kl, elastic = fit.terms
         (loss,) = fit.losses
         precision = (-2 * kl.prior.log_std).exp()
@@ -302,7 +188,7 @@ def test_the_past_counts_once():
 # --- what it refuses -------------------------------------------------------------------------------------------------
 
 
-@BOTH
+@pytest.mark.parametrize("method", ["dgr", "evcl-dgr"])
 def test_token_indices_are_refused(method):
     class Tokens(nn.Module):
         def __init__(self):

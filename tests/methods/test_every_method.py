@@ -5,7 +5,9 @@ its own, that importance is that of examples, and that FiLM works or is refused.
 from __future__ import annotations
 
 import pytest
+import small_runs
 import torch
+from small_runs import F64, by_sign, run_of
 from strengths import HIDDEN, INPUTS, STRENGTHS, WITHOUT, check_strength, made, task
 from torch import nn
 
@@ -13,8 +15,8 @@ import evcl
 from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.settings import resolve
-from evcl.methods import METHODS, packing
-from evcl.training import Run
+from evcl.methods import METHODS, TaskData, packing
+from evcl.training import Run, learn_stream
 
 CONTINUAL = [name for name, method in METHODS.items() if not method.jointly]
 BUILT_IN = [name for name in CONTINUAL if name in METHOD_SUMMARIES]
@@ -28,6 +30,122 @@ def test_every_method_has_a_strength_here():
 def test_its_strength_changes_the_second_task(method):
     """tests/training/test_gpu.py asks the same of a GPU."""
     check_strength(method)
+
+
+# --- how it learns ---------------------------------------------------------------------------------------------------
+
+
+class Still:
+    """Noise that is 0: in one pass as in two."""
+
+    def of(self, rows):
+        return self
+
+    def normal_(self, out, shared=False):
+        return out.zero_()
+
+
+@pytest.mark.parametrize("method", ["er", "derpp", "agem", "evcl-er", "gvcl", "td-vcl"])
+def test_the_written_training_pass_is_autograds(method):
+    """Of two tasks that share a head; tests/training asks the same of evcl, vcl and ewc."""
+    known = METHODS[method].known_settings
+    given = {name: value for name, value in {"memory": 10, "std_update": "adam"}.items() if name in known}
+    ends = []
+    for reference in (False, True):
+        run = run_of(method, **given)
+        for number in range(2):
+            run.learn([small_runs.task(number, 0)], reference=reference, noise=Still())
+        ends.append(run.network.posterior)
+    torch.testing.assert_close(ends[0].mean, ends[1].mean, rtol=1e-8, atol=1e-10)
+    if ends[0].log_std is not None:
+        torch.testing.assert_close(ends[0].log_std, ends[1].log_std, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("method", "given"), [("si", {"optimizer": "sgd"}), ("noisy-kfac", {})])
+def test_a_replica_that_diverges_leaves_the_other_as_it_is(method, given):
+    s, one = resolve(method, METHODS[method].known_settings, {"epochs": 2, "batch_size": 10, **given}), task(0, 0)
+    found = []
+    for seeds in ([0, 1], [1]):
+        run = Run(
+            evcl.nn.mlp(INPUTS, [HIDDEN]), METHODS[method], [s] * len(seeds), seeds, draw=True, allow_divergence=True
+        )
+        run.add_heads(HIDDEN, [2])
+        x = one.x * torch.tensor([1e30, 1.0])[seeds].view(-1, 1, 1)
+        run.learn([TaskData(x, one.y.expand(len(seeds), -1), 0)])
+        found.append(run)
+    assert found[0].diverged.tolist() == [True, False]
+    for name, wanted in found[1].tensors().items():
+        torch.testing.assert_close(found[0].tensors()[name][1:], wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("method", "epochs"), [("vogn", 1), ("ivon", 1), ("noisy-kfac", 1), ("ekf", None)])
+def test_a_replica_that_has_stopped_stays_where_it_is(method, epochs):
+    """After an epoch below `stop_nll`, while the other replica trains on. A filter needs to know all epochs."""
+    known, found = METHODS[method].known_settings, []
+    for stop, last in ((0.0, 3), (50.0, 3), (0.0, epochs or 3)):
+        given = {"epochs": last, "factor_every": 1, "inverse_every": 1, "lr_schedule": "constant"}
+        given = {name: value for name, value in given.items() if name in known}
+        settings = [resolve(method, known, {**given, "stop_nll": one}) for one in (stop, 0.0)]
+        run = Run(evcl.nn.mlp(INPUTS, [4]), METHODS[method], settings, [0, 1], draw=True, dtype=F64)
+        run.add_heads(4, [2])
+        run.learn([by_sign(0, inputs=INPUTS)])
+        found.append(run.tensors())
+    longer, stopped, one_epoch = found
+    for name in [name for name in longer if "posterior" in name or "factors" in name]:
+        assert torch.equal(stopped[name][1], longer[name][1])
+        assert epochs is None or torch.equal(stopped[name][0], one_epoch[name][0])
+    assert not torch.equal(stopped["posterior.log_std"][0], longer["posterior.log_std"][0])
+
+
+BAD = [
+    *(("imm-mean", given) for given in ({"l2_transfer": -1}, {"drop_transfer": 1.0})),
+    *(("si", given) for given in ({"xi": 0}, {"xi": "no"}, {"strength": -1})),
+    *(("lwf", given) for given in ({"strength": -1}, {"distill_temperature": 0})),
+    *(("xdg", given) for given in ({"gated": 1.0}, {"importance": "guess"})),
+    ("evcl", {"importance": "no"}),
+    ("td-vcl", {"batch_size": 1}),  # a batch needs room for kept rows
+]
+
+
+@pytest.mark.parametrize(("method", "given"), BAD)
+def test_settings_out_of_bounds_are_refused(method, given):
+    with pytest.raises(EvclError, match=next(iter(given))):
+        evcl.Learner(evcl.nn.mlp(3, [3]), method, **given)
+
+
+GATES = {"importance": "none"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("method", "given", "other", "hidden", "by"),
+    [
+        ("imm-mean", {}, ("naive", {}), [100, 100], 0.03),
+        ("imm-mode", {}, ("imm-mean", {}), [100, 100], 0.03),
+        ("xdg", GATES, ("naive", {}), [100], 0.05),
+        ("xdg", {}, ("xdg", GATES), [100], 0.02),
+        ("xdg", {}, ("xdg", {"gated": 0.0}), [100], 0.02),
+    ],
+)
+def test_it_forgets_less_than_another_method(method, given, other, hidden, by):
+    """Four permuted tasks, two seeds."""
+    final = []
+    for name, own in ((method, given), other):
+        s = resolve(name, METHODS[name].known_settings, {"epochs": 10 * len(hidden), **own})
+        run = Run(evcl.nn.mlp(64, hidden), METHODS[name], [s] * 2, range(2), draw=True)
+        streams = [evcl.benchmarks.get("permuted-digits", seed, 4) for seed in range(2)]
+        final.append(float(learn_stream(run, streams).accuracy[:, -1].mean()))
+    assert final[0] > final[1] + by
+
+
+def test_distillation_forgets_less_than_naive_training():
+    """The mean over five seeds after five tasks of split-digits: 97.3 and 87.2 percent where the network is small."""
+    benchmark, final = evcl.benchmarks.get("split-digits"), {}
+    for method in ("naive", "lwf"):
+        settings = resolve(method, METHODS[method].known_settings, {"epochs": 20, "lr": 0.005})
+        run = Run(evcl.nn.mlp(64, [20, 20]), METHODS[method], [settings] * 5, range(5), draw=True)
+        final[method] = float(learn_stream(run, [benchmark]).accuracy[:, -1].mean())
+    assert final["lwf"] > max(0.95, final["naive"] + 0.05)
 
 
 # --- what it remembers -----------------------------------------------------------------------------------------------

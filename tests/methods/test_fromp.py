@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import HIDDEN, INPUTS, logits, named, plain, run_of, task, used_by
+from small_runs import (
+    F64,
+    HIDDEN,
+    INPUTS,
+    assert_weights,
+    first_fit,
+    learned,
+    logits,
+    plain,
+    round_of,
+    run_of,
+    task,
+    used_by,
+)
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -13,11 +26,10 @@ import evcl
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl.curvature import kernels
-from evcl.methods import METHODS, Round, TaskData
-from evcl.methods.fromp import Functional, functional
-from evcl.targets import CATEGORICAL, Poisson
+from evcl.methods import TaskData
+from evcl.methods.fromp import functional
+from evcl.targets import Poisson
 
-F64 = torch.float64
 TASKS = [task(0, 0), task(1, 1, 20), task(2, 0), task(3, 1)]
 GIVEN = {"strength": 0.3, "clip": 0.0, "memory": 24, "points": 6, "prior_precision": 0.05, "jitter": 1e-3}
 
@@ -93,38 +105,23 @@ def by_hand(run, s):
 
 @pytest.mark.parametrize("given", [GIVEN, {**GIVEN, "clip": 0.1}, {**GIVEN, "memory": 12}], ids=["", "clip", "few"])
 def test_it_is_the_papers_loop_over_tasks_and_classes(given):
-    run = run_of("fromp", **given)
-    weights, h, points = by_hand(run, given)
-    for one in TASKS:
-        run.learn([one])
-    for flat_, wanted in ((run.network.posterior.mean, weights), (run.memory.precision, h)):
-        for name, found in named(run, flat_).items():
-            torch.testing.assert_close(found, wanted[name], rtol=1e-6, atol=1e-9)
+    weights, h, points = by_hand(run_of("fromp", **given), given)
+    run = learned("fromp", TASKS, **given)
+    assert_weights(run, run.network.posterior.mean, weights, rtol=1e-6)
+    assert_weights(run, run.memory.precision, h, rtol=1e-6)
     assert [one.head for one in run.memory.points] == [head for _, head in points]
     for found, (x, _) in zip(run.memory.points, points, strict=True):
         assert torch.equal(found.x[0], x)
 
 
-def test_a_step_makes_one_pass_of_all_points(monkeypatch):
+def test_a_step_makes_one_pass_of_all_points():
     """However many tasks and classes there are."""
-    run, shapes, backwards = run_of("fromp", **GIVEN), [], []
-    forward, backward = evcl.nn.BayesianNetwork.forward, torch.Tensor.backward
-    for one in TASKS[:3]:
-        run.learn([one])
-    monkeypatch.setattr(Functional, "__call__", counted(Functional.__call__, shapes, forward, monkeypatch))
-    monkeypatch.setattr(torch.Tensor, "backward", lambda *args: (backwards.append(1), backward(*args))[1])
+    run, rows = learned("fromp", TASKS[:3], **GIVEN), []
+    hook = run.network.trunk.register_forward_hook(lambda module, args, out: rows.append(out))
     run.learn([TASKS[3]])
-    assert shapes == [18] * 4  # 6 points of each of three tasks, in each of 4 steps
-    assert len(backwards) == 4
-
-
-def counted(penalty, shapes, forward, monkeypatch):
-    def call(self, network, batch):
-        with monkeypatch.context() as patch:
-            patch.setattr(type(network), "forward", lambda own, x: (shapes.append(len(x)), forward(own, x))[1])
-            return penalty(self, network, batch)
-
-    return call
+    hook.remove()
+    trained = [len(out) for out in rows if out.requires_grad]
+    assert trained[:11] == [6, 6, 6] + 4 * [30, 18]  # the kernels; then in each step the data and all 18 points
 
 
 def convolution():
@@ -202,23 +199,11 @@ def test_the_memory_is_bounded_and_shared_by_the_tasks():
     assert len({one.task for one in run.memory.points}) == 12
 
 
-def test_what_is_kept_is_not_the_users_data():
-    run, one = run_of("fromp", **GIVEN), task(0, 0)
-    run.learn([one])
-    before, h = run.memory.points[0].x.clone(), run.memory.precision.clone()
-    one.x.zero_()
-    run.network.posterior.mean.zero_()
-    assert torch.equal(run.memory.points[0].x, before)
-    assert torch.equal(run.memory.precision, h)
-
-
 def test_the_order_of_the_rows_does_not_matter():
     """Of a whole batch: the weights, H and the points."""
     found = []
     for order in (torch.arange(30), torch.randperm(30, generator=torch.Generator().manual_seed(0))):
-        run = run_of("fromp", **GIVEN)
-        for one in (task(0, 0), task(1, 0)):
-            run.learn([TaskData(one.x[:, order], one.y[:, order], one.head, task=one.task)])
+        run = learned("fromp", [one.select(order.unsqueeze(0)) for one in (task(0, 0), task(1, 0))], **GIVEN)
         found.append((run.network.posterior.mean, run.memory.precision, *(p.x for p in run.memory.points)))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-10)
@@ -250,14 +235,11 @@ def test_a_head_that_grows_keeps_old_classes():
 
 def test_classes_that_a_head_has_got_since_are_held_at_0_and_not_at_random_probabilities():
     """What is held at an old point is what the network said of it before its head grew."""
-    run = run_of("fromp", **GIVEN)
-    for number in range(2):
-        run.learn([task(number, 0)])
+    run = learned("fromp", [task(0, 0), task(1, 0)], **GIVEN)
     x = torch.cat([one.x for one in run.memory.points], 1)
     said = run.predict(x, 0)[0]
     run.grow_head(0, 5)
-    round_ = Round(2, [TASKS[1]], run.network, run.network.posterior, run.seen, [0], CATEGORICAL)
-    (wanted,) = functional(run.memory, round_, run.settings).wanted  # [R, S, C, M]
+    (wanted,) = functional(run.memory, round_of(run, [TASKS[1]]), run.settings).wanted  # [R, S, C, M]
     wanted = wanted[0].transpose(1, 2).flatten(0, 1)
     torch.testing.assert_close(wanted[:, :2], said)
     assert not wanted[:, 2:].any()
@@ -265,6 +247,6 @@ def test_classes_that_a_head_has_got_since_are_held_at_0_and_not_at_random_proba
 
 def test_other_likelihoods_are_refused():
     run = run_of("fromp")
-    round_ = Round(0, [TASKS[0]], run.network, run.network.posterior, [], [0], Poisson())
+    run.likelihood = Poisson()
     with pytest.raises(EvclError, match="class probabilities"):
-        next(METHODS["fromp"].learn(run.memory, round_, run.settings))
+        first_fit(run, [TASKS[0]])

@@ -7,16 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from small_runs import F64, assert_springs, learned
 
 import evcl
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, TaskData, autograd_gradients, collapse
+from evcl.methods import TaskData
 from evcl.methods.gvcl import ScaledKL
 from evcl.methods.terms import KL
 from evcl.nn import Gaussian
-from evcl.training import Run
-
-F64 = torch.float64
 
 
 def draw(generator, *shape):
@@ -46,15 +43,7 @@ def test_its_kl_is_that_of_the_definition(generator):
 def test_its_springs_are_its_gradients(strength, generator):
     q, prior, first = some(generator)
     weight = torch.tensor([[0.1], [1.0], [2.0]], dtype=F64)
-    term = ScaledKL(prior, first, strength, weight)
-    pull, rest = collapse([term])
-    assert rest == []
-    mean, log_std = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
-    pull.add_mean_gradient(q.mean, mean, torch.empty_like(mean))
-    pull.add_log_std_gradient(q.variance(), log_std, torch.empty_like(mean), torch.empty_like(mean))
-    wanted = autograd_gradients([term], q)
-    torch.testing.assert_close(mean, wanted[0], rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(log_std, wanted[1], rtol=1e-10, atol=1e-12)
+    assert_springs([ScaledKL(prior, first, strength, weight)], q, rtol=1e-10)
 
 
 def test_with_strength_1_it_is_the_kl_where_the_prior_is_no_wider_than_the_first(generator):
@@ -76,28 +65,16 @@ def tasks(generator, n=120):
     return found
 
 
-def learned(method, stream, reference=False, **given):
-    s = resolve(method, METHODS[method].known_settings, {"epochs": 4, "batch_size": 40, **given})
-    run = Run(evcl.nn.mlp(3, [6]), METHODS[method], [s], [0], draw=True, dtype=F64)
-    run.add_heads(6, [2])
-    for task in stream:
-        run.learn([task], reference=reference)
-    return run.network.posterior
-
-
-def test_it_trains_as_autograd_does(generator):
-    stream = tasks(generator)
-    found, reference = (
-        learned("gvcl", stream, by_autograd, strength=5.0, std_update="adam") for by_autograd in (False, True)
-    )
-    torch.testing.assert_close(found.mean, reference.mean, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(found.log_std, reference.log_std, rtol=1e-8, atol=1e-10)
-
-
 def test_strength_1_is_vcl_and_another_is_not(generator):
+    def end(method, **given):
+        run = learned(
+            method, stream, network=evcl.nn.mlp(3, [6]), features=6, usual={}, epochs=4, batch_size=40, **given
+        )
+        return run.network.posterior.mean
+
     stream = tasks(generator)
-    one, some, more = (learned("gvcl", stream, strength=strength).mean for strength in (1.0, 5.0, 50.0))
-    vcl, naive = (learned(method, stream).mean for method in ("vcl", "naive"))
+    one, some, more = (end("gvcl", strength=strength) for strength in (1.0, 5.0, 50.0))
+    vcl, naive = end("vcl"), end("naive")
     torch.testing.assert_close(one, vcl, rtol=1e-6, atol=1e-8)
     for a, b in ((one, some), (some, more), (one, more), (some, naive), (more, naive)):
         assert (a - b).abs().max() > 1e-3

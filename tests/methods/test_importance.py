@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
-from small_runs import TASKS, run_of
+from small_runs import EXAMPLES, TASKS, learned, run_of
 
-import evcl
 from evcl._core.randomness import generator
 from evcl._core.settings import ELASTIC
 from evcl.methods import TaskData
@@ -16,16 +17,10 @@ from evcl.nn import Gaussian, Layout
 METHODS, OTHERS = ["ewc", "evcl", "ewc-offline"], ["si", "mas"]
 
 
-def importance_of(run):
-    found = run.memory.importance
+def importance_of(method, importance="fisher", tasks=TASKS[:1], **given):
+    """[R, P], after these tasks."""
+    found = learned(method, tasks, importance=importance, **given).memory.importance
     return found if isinstance(found, torch.Tensor) else sum(found)
-
-
-def learned(method, importance, tasks=TASKS[:1], **given):
-    run = run_of(method, importance=importance, **given)
-    for one in tasks:
-        run.learn([one])
-    return run
 
 
 def test_the_setting_names_every_measure():
@@ -36,9 +31,7 @@ def test_the_setting_names_every_measure():
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_another_division_of_the_fishers_sum(method, importance):
     """The first task trains without a penalty: all measures see the same weights."""
-    fisher, other = (learned(method, name, replicas=2) for name in ("fisher", importance))
-    assert torch.equal(fisher.network.posterior.mean, other.network.posterior.mean)
-    ours, theirs = importance_of(other), importance_of(fisher)
+    ours, theirs = (importance_of(method, name, replicas=2) for name in (importance, "fisher"))
     torch.testing.assert_close(ours.sum(1), theirs.sum(1))
     assert not torch.allclose(ours, theirs, rtol=0.1)
     assert float(ours.min()) >= 0
@@ -49,13 +42,12 @@ def test_it_is_another_division_of_the_fishers_sum(method, importance):
 @pytest.mark.parametrize("importance", OTHERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_it_changes_the_second_task_and_so_does_its_strength(method, importance):
-    def end(name, strength):
-        return learned(method, name, TASKS[:2], strength=strength).network.posterior.mean
-
-    ends = [end("fisher", 3.0), end(importance, 3.0), end(importance, 30.0)]
-    for a in range(3):
-        for b in range(a):
-            assert not torch.allclose(ends[a], ends[b], rtol=1e-3)
+    ends = [
+        learned(method, TASKS[:2], importance=name, strength=strength).network.posterior.mean
+        for name, strength in (("fisher", 3.0), (importance, 3.0), (importance, 30.0))
+    ]
+    for one, other in combinations(ends, 2):
+        assert not torch.allclose(one, other, rtol=1e-3)
 
 
 @pytest.mark.parametrize("importance", list(IMPORTANCE))
@@ -63,38 +55,42 @@ def test_a_strength_means_the_same_for_any_number_of_rows(importance):
     """Twice the rows, all of them twice: the penalty on the next task, of as many rows as before, counts twice."""
     one = TASKS[0]
     twice = TaskData(one.x.repeat(1, 2, 1), one.y.repeat(1, 2), 0, task=0)
-    once, double = (
-        importance_of(learned("ewc", importance, [data], batch_size=data.y.shape[1])) for data in (one, twice)
-    )
+    once, double = (importance_of("ewc", importance, [data], batch_size=data.n) for data in (one, twice))
     torch.testing.assert_close(double, 2 * once)
+
+
+@pytest.mark.parametrize("method", ["ewc", "imm-mode", "mas"])
+def test_it_is_that_of_examples_and_not_of_batches(method):
+    """The weights being equal, the batch size of training does not enter; how many examples are measured does."""
+    measured = "examples" if method == "mas" else "fisher_examples"
+    given = {"lr": 1e-12, "epochs": 1}  # the weights stay as they are
+    memories = [
+        learned(method, TASKS[:1], batch_size=rows, **{measured: examples}, **given).memory
+        for rows, examples in ((EXAMPLES, EXAMPLES), (7, EXAMPLES), (EXAMPLES, 10))
+    ]
+    found, other, few = (one.weight if method == "imm-mode" else one.importance for one in memories)
+    torch.testing.assert_close(found, other, rtol=1e-6, atol=1e-14)
+    assert not torch.allclose(found, few, rtol=1e-2)
+    assert float(found.min()) >= 0
+    assert float(found.max()) > 1e-4
 
 
 def test_a_strength_means_the_same_for_any_learning_rate():
     """By itself a path integral changes with the rate, relative to the Fisher; as the importance of EWC it does not."""
     own = []
     for lr in (0.002, 0.05):
-        fisher, si = (importance_of(learned("ewc", name, lr=lr, epochs=20)) for name in ("fisher", "si"))
+        given = {"lr": lr, "epochs": 20}
+        fisher, si = (importance_of("ewc", name, **given) for name in ("fisher", "si"))
         torch.testing.assert_close(si.sum(1), fisher.sum(1))
-        alone = run_of("si", lr=lr, epochs=20)
-        alone.learn(TASKS[:1])
-        own.append(float(alone.memory.importance.sum() / fisher.sum()))
+        own.append(float(learned("si", TASKS[:1], **given).memory.importance.sum() / fisher.sum()))
     assert max(own) > 1.5 * min(own)
 
 
-def test_the_path_integral_is_that_of_the_si_method():
-    """Without a spread, the path of the means; without sigma, that of `si` to a factor."""
-    one = importance_of(learned("ewc", "si", fisher_spread=0.0))
-    si = run_of("si")
-    si.learn([TASKS[0]])
-    omega = si.memory.importance
-    torch.testing.assert_close(one / one.sum(), omega / omega.sum())
-
-
-def test_the_sensitivity_is_that_of_the_mas_method():
-    one = importance_of(learned("ewc", "mas", fisher_spread=0.0))
-    mas = run_of("mas")
-    mas.learn([TASKS[0]])
-    omega = mas.memory.importance
+@pytest.mark.parametrize("importance", OTHERS)
+def test_it_is_that_of_the_method_of_this_name_up_to_a_factor(importance):
+    """Without a spread, and without sigma."""
+    one = importance_of("ewc", importance, fisher_spread=0.0)
+    omega = learned(importance, TASKS[:1]).memory.importance
     torch.testing.assert_close(one / one.sum(), omega / omega.sum())
 
 
@@ -106,26 +102,20 @@ def test_units_that_were_silent_are_protected_too(importance):
         run = run_of("ewc", importance=importance, fisher_spread=spread)
         run.network.layout.view(run.network.posterior.mean, "1.bias")[0, 2] = -100.0  # unit 2 is silent
         run.learn([TASKS[0]])
-        found[spread] = run.network.layout.view(importance_of(run), "head 0.weight")[0]
+        found[spread] = run.network.layout.view(run.memory.importance, "head 0.weight")[0]
     assert not found[0.0][:, 2].any()
     assert (found[0.2][:, 2] > 0).all()
 
 
 @pytest.mark.parametrize("importance", OTHERS)
 def test_coresets_and_tasks_learned_jointly(importance):
-    run = learned("evcl", importance, TASKS, coreset="random", coreset_size=4)
-    kept = run.memory.inner.importance
-    assert float(kept.min()) >= 0
-    assert float(kept.max()) > 0
+    run = learned("evcl", TASKS, importance=importance, coreset="random", coreset_size=4)
+    least, most = run.memory.inner.importance.aminmax()
+    assert 0 <= float(least) < float(most)
     both = run_of("evcl", importance=importance), run_of("evcl")
     for one in both:
         one.learn(TASKS[:2])  # both heads in one round
-    torch.testing.assert_close(*(importance_of(one).sum(1) for one in both))
-
-
-def test_an_unknown_measure_is_refused():
-    with pytest.raises(evcl.EvclError, match="importance must be one of fisher, si, mas"):
-        evcl.Learner(evcl.nn.mlp(3, [3]), "evcl", importance="no")
+    torch.testing.assert_close(*(one.memory.importance.sum(1) for one in both))
 
 
 def test_posterior_draws_do_not_depend_on_padding():

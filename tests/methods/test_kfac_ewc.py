@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
+from small_runs import (
+    EXAMPLES,
+    F64,
+    adam,
+    assert_springs,
+    assert_weights,
+    learned,
+    logits,
+    plain,
+    round_of,
+    run_of,
+    task,
+    used_by,
+)
 from torch import nn
-from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.settings import Settings, resolve
 from evcl.curvature import Sample, blocks, kfac
-from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients, collapse
+from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients
 from evcl.methods.elastic_memory import Memory
 from evcl.methods.kronecker import Factored, penalty
 from evcl.methods.terms import Elastic, add_gradients
@@ -18,25 +34,15 @@ from evcl.nn import Gaussian, bayesianize, head
 from evcl.nn.independence import check_examples_independent
 from evcl.posterior.kronecker import merged
 from evcl.targets import CATEGORICAL
-from evcl.training import Run
 
-F64 = torch.float64
-EXAMPLES = 30
 MERGES = ("nearest", "sum", "pi", "tasks")
 
 
-def data(k, generator, head=0, examples=EXAMPLES):
-    x = torch.randn(1, examples, 5, generator=generator, dtype=F64)
-    return TaskData(x, torch.randint(3, (1, examples), generator=generator), head, task=k)
+def data(k, head=0, examples=EXAMPLES):
+    return task(k, head, examples, classes=3)
 
 
-def made(method, replicas=1, **given):
-    """A run with two heads of three classes."""
-    given = {"epochs": 4, "batch_size": EXAMPLES, "lr": 0.02, "lr_schedule": "constant", **given}
-    settings = resolve(method, METHODS[method].known_settings, given)
-    run = Run(evcl.nn.mlp(5, [4]), METHODS[method], [settings] * replicas, range(replicas), draw=True, dtype=F64)
-    run.add_heads(4, [3, 3])
-    return run
+made = partial(run_of, hidden=(4,), heads=(3, 3))
 
 
 def covariance(size, generator, k=1, replicas=2):
@@ -122,8 +128,8 @@ def test_variances_have_the_diagonal_of_the_product(everything, over):
     memory = Memory(prior, zeros, zeros, factors=several)
     given = {"strength": 0.7, "fisher_scale": "examples" if over else "none"}
     s = resolve("kfac-evcl", METHODS["kfac-evcl"].known_settings, given)
-    task = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
-    term, rest = penalty(memory, s, Round(1, [task], network, prior, [0], [0, 1], CATEGORICAL), 0.5)
+    one = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
+    term, rest = penalty(memory, s, Round(1, [one], network, prior, [0], [0, 1], CATEGORICAL), 0.5)
     assert isinstance(rest, Elastic)
     assert not rest.importance.any()
     weight = 0.5 * 0.7 / (11 if over else 1)
@@ -136,16 +142,6 @@ def test_variances_have_the_diagonal_of_the_product(everything, over):
                 for k in range(3))  # fmt: skip
             torch.testing.assert_close(found[:, place[0], place[1]], weight * own)
         torch.testing.assert_close(term.factors[key][1], weight * g)
-
-
-def test_an_elastic_term_may_hold_variances_otherwise_than_means(generator):
-    one, two, mean, log_std, moved = (torch.rand(2, 7, generator=generator, dtype=F64) for _ in range(5))
-    term, q = Elastic(Gaussian(mean, log_std), one, two), Gaussian(mean + moved, log_std - moved)
-    by_mean, by_log_std = autograd_gradients([term], q)
-    springs = term.springs()
-    torch.testing.assert_close(springs.mean.w * (q.mean - springs.mean.c), by_mean)
-    v = q.variance()
-    torch.testing.assert_close(springs.square.w * v * (v - springs.square.c), by_log_std)
 
 
 # --- several tasks ----------------------------------------------------------------------------------------------------
@@ -205,25 +201,21 @@ def test_nothing_seen_is_merged_without_a_division_by_zero(generator):
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def log_p(w, x, temperature=1.0):
-    hidden = torch.relu(w["1"](x))
-    return (w["head 0"](hidden) / temperature).log_softmax(-1)
-
-
-def factors_by_definition(w, x, temperature):
+def factors_by_definition(network, x, temperature):
     """A and G of both layers: sum over examples and classes of outer products, one by one."""
-    found = {name: [0.0, 0.0] for name in w}
+    layers = {name: network[name] for name in ("1", "head 0")}
+    found = {name: [0.0, 0.0] for name in layers}
     for example in x:
-        pre = w["1"](example)
+        pre = network["1"](example)
         hidden = torch.relu(pre)
-        out = w["head 0"](hidden)
+        out = network["head 0"](hidden)
         logs = (out / temperature).log_softmax(0)
         for name, inputs in (("1", example), ("head 0", hidden)):
             a = torch.cat([inputs.detach(), torch.ones(1, dtype=F64)])
             found[name][0] = found[name][0] + torch.outer(a, a) / len(x)
         for c in range(3):
             grads = torch.autograd.grad(logs[c], [pre, out], retain_graph=True)
-            for name, g in zip(w, grads, strict=True):
+            for name, g in zip(layers, grads, strict=True):
                 found[name][1] = found[name][1] + logs[c].exp().detach() * torch.outer(g, g) / len(x)
     return found
 
@@ -237,55 +229,50 @@ def damped(a, g, rho, learned):
     return a, g
 
 
-def test_kfac_ewc_is_what_plain_torch_makes_of_its_equations(generator):
+def test_kfac_ewc_is_what_plain_torch_makes_of_its_equations():
     """Three tasks through one head, by whole matrices kron(G, A), every task's product kept."""
     rho, strength, warm = 0.3, 0.8, 2.0
     run = made("kfac-ewc", strength=strength, fisher_spread=rho, fisher_temperature=warm, kfac_merge="tasks")
-    w = nn.ModuleDict({"1": skip_init(nn.Linear, 5, 4, dtype=F64), "head 0": skip_init(nn.Linear, 4, 3, dtype=F64)})
-    start = run.network.layout.views(run.network.posterior.mean)
-    w.load_state_dict({name: start[name][0] for name in w.state_dict()})
-    matrices, anchor = dict.fromkeys(w, 0.0), {}
+    network, matrices, anchor = plain(run), {"1": 0.0, "head 0": 0.0}, {}
+
+    def both(name):
+        return torch.cat([network[name].weight, network[name].bias.unsqueeze(1)], 1)
+
     for k, n in enumerate((EXAMPLES, 20, EXAMPLES)):
-        task = data(k, generator, examples=n)
-        run.learn([task])
-        adam = torch.optim.Adam(w.parameters(), lr=0.02)
-        for _ in range(4):
-            adam.zero_grad()
-            loss = -log_p(w, task.x[0]).gather(1, task.y[0].unsqueeze(1)).mean()
-            for name, layer in w.items() if k else ():
-                d = (torch.cat([layer.weight, layer.bias.unsqueeze(1)], 1) - anchor[name]).flatten()
-                loss = loss + strength / 2 * d @ matrices[name] @ d / n
-            loss.backward()
-            adam.step()
-        for name, (a, g) in factors_by_definition(w, task.x[0], warm).items():
+        one = data(k, examples=n)
+        run.learn([one])
+
+        def loss(one=one):
+            moved = {name: (both(name) - at).flatten() for name, at in anchor.items()}
+            penalty = sum(d @ matrices[name] @ d for name, d in moved.items())
+            return F.cross_entropy(logits(network, one.x[0]), one.y[0]) + strength / 2 * penalty / one.n
+
+        adam(used_by(network, 0), loss)
+        for name, (a, g) in factors_by_definition(network, one.x[0], warm).items():
             a, g = damped(a, g, rho, name != "1")
             matrices[name] = matrices[name] + n * warm**2 * torch.kron(g, a)
-            anchor[name] = torch.cat([w[name].weight, w[name].bias.unsqueeze(1)], 1).detach().clone()
-    for name, view in run.network.layout.views(run.network.posterior.mean).items():
-        if not name.startswith("head 1"):
-            torch.testing.assert_close(view[0], w.state_dict()[name], rtol=1e-7, atol=1e-9)
+            anchor[name] = both(name).detach().clone()
+    assert_weights(run, run.network.posterior.mean, dict(network.named_parameters()))
     torch.testing.assert_close(product(run.memory.factors["1.weight"])[0], matrices["1"])
 
 
 def test_kfac_evcl_s_gradient_is_autograd_s(generator):
     """Of all its terms together, as a step adds them; each replica has its own strength."""
     run = made("kfac-evcl", replicas=2, fisher_floor=0.1)
-    run.learn([data(0, generator)])
+    run.learn([data(0)])
     posterior, layout = run.network.posterior, run.network.layout
     s = Settings({**run.settings, "strength": torch.tensor([[0.5], [4.0]], dtype=F64)})
-    task = data(1, generator)
-    round_ = Round(1, [task], run.network, posterior, [0], run.seeds, CATEGORICAL)
-    terms = next(run.method.learn(run.memory, round_, s)).terms
+    terms = next(run.method.learn(run.memory, round_of(run, [data(1)]), s)).terms
     assert [type(term) for term in terms] == [KL, Factored, Elastic]
     q = posterior.map(lambda t: t + 0.1 * torch.randn(t.shape, generator=generator, dtype=F64), layout)
+    assert_springs([terms[0], terms[2]], q)
     grads = Gradients(torch.zeros_like(q.mean), torch.zeros_like(q.mean), layout)
-    pull, rest = collapse(terms)
-    add_gradients(rest, q, grads, q.variance())
-    grad_log_std = grads.variance * q.variance()
-    pull.add_mean_gradient(q.mean, grads.mean, torch.empty_like(q.mean))
-    pull.add_log_std_gradient(q.variance(), grad_log_std, torch.empty_like(q.mean), torch.empty_like(q.mean))
-    for found, wanted in zip((grads.mean, grad_log_std), autograd_gradients(terms, q), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    add_gradients([terms[1]], q, grads, q.variance())
+    wanted = autograd_gradients([terms[1]], q)
+    torch.testing.assert_close(grads.mean, wanted[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(grads.variance * q.variance(), wanted[1], rtol=1e-9, atol=1e-12)
+    one, two = (torch.rand(q.mean.shape, generator=generator, dtype=F64) for _ in range(2))
+    assert_springs([Elastic(posterior, one, two)], q)  # which may hold variances otherwise than means
 
 
 def test_the_kl_leaves_means_that_have_factors_to_them(everything):
@@ -293,8 +280,8 @@ def test_the_kl_leaves_means_that_have_factors_to_them(everything):
     network, layout, mean, several = everything
     prior, zeros = Gaussian(mean, torch.zeros_like(mean)), torch.zeros_like(mean)
     s = resolve("kfac-evcl", METHODS["kfac-evcl"].known_settings, {"distill": 0.0, "tempering": 0.1})
-    task = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
-    round_ = Round(1, [task], network, prior, [0], [0, 1], CATEGORICAL)
+    one = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
+    round_ = Round(1, [one], network, prior, [0], [0, 1], CATEGORICAL)
     for factors, free in ((several, True), ({}, False)):
         memory = Memory(prior, zeros, zeros, factors=factors)
         springs = next(METHODS["kfac-evcl"].learn(memory, round_, s)).terms[0].springs()
@@ -304,70 +291,34 @@ def test_the_kl_leaves_means_that_have_factors_to_them(everything):
             assert bool((layout.view(springs.linear.w.expand_as(mean), name) > 0).all())
 
 
-@pytest.mark.parametrize("method", ["kfac-ewc", "kfac-evcl"])
-def test_the_penalty_holds_what_was_learned(method):
-    """The stronger it is, the nearer the weights stay."""
-    gone = []
-    for strength in (0.0, 1.0, 30.0):
-        run = made(method, strength=strength, distill=0.0, epochs=20)
-        run.learn([data(0, torch.Generator().manual_seed(0))])
-        before = run.network.posterior.mean.clone()
-        run.learn([data(1, torch.Generator().manual_seed(1))])
-        gone.append(float((run.network.posterior.mean - before).square().sum()))
-    assert gone[0] > 1.3 * gone[1] > 1.3**2 * gone[2] > 0
-
-
-def test_without_strength_kfac_ewc_is_plain_training():
-    plain, unheld = made("naive"), made("kfac-ewc", strength=0.0)
-    for k in range(2):
-        for run in (plain, unheld):
-            run.learn([data(k, torch.Generator().manual_seed(k))])
-    torch.testing.assert_close(unheld.network.posterior.mean, plain.network.posterior.mean)
-
-
 @pytest.mark.parametrize(("plain", "factored"), [("ewc", "kfac-ewc"), ("evcl", "kfac-evcl")])
 def test_kfac_is_a_choice_of_importance(plain, factored):
     """`importance=kfac` and the strength of the other method give the other method."""
-    runs = made(plain, importance="kfac", strength=1.0), made(factored)
-    same = {"fisher_temperature": float(runs[0].settings.fisher_temperature)}
-    runs = runs[0], made(factored, **same)
-    for run in runs:
-        for k in range(2):
-            run.learn([data(k, torch.Generator().manual_seed(k))])
-    assert torch.equal(runs[0].network.posterior.mean, runs[1].network.posterior.mean)
+    tasks, given = [data(0), data(1)], {"hidden": (4,), "heads": (3, 3)}
+    one = learned(plain, tasks, importance="kfac", strength=1.0, **given)
+    other = learned(factored, tasks, fisher_temperature=float(one.settings.fisher_temperature), **given)
+    assert torch.equal(one.network.posterior.mean, other.network.posterior.mean)
 
 
-@pytest.mark.parametrize("merge", MERGES)
-def test_what_is_remembered_does_not_change_while_the_next_task_is_learned(merge, generator):
-    run = made("kfac-ewc", kfac_merge=merge)
-    run.learn([data(0, generator)])
-    memory = run.memory
-    kept = [t.clone() for t in (memory.prior.mean, *memory.factors["1.weight"])]
-    run.learn([data(1, generator)])
-    for before, now in zip(kept, (memory.prior.mean, *memory.factors["1.weight"]), strict=True):
-        assert torch.equal(before, now)
-    assert run.memory.factors["1.weight"][0].shape[1] == (2 if merge == "tasks" else 1)
-    assert not torch.equal(run.memory.prior.mean, kept[0])
-
-
-def test_old_factors_fade_and_those_of_another_head_do_not(generator):
+def test_old_factors_fade_and_those_of_another_head_do_not():
     """`fisher_decay`, once per round, for the layers that the round trains."""
     run = made("kfac-ewc", kfac_merge="tasks", fisher_decay=0.5)
-    run.learn([data(0, generator)])
+    run.learn([data(0)])
     before = run.memory.factors
-    run.learn([data(1, generator, head=1)])
+    run.learn([data(1, head=1)])
     after = run.memory.factors
+    assert after["1.weight"][0].shape[1] == 2
     torch.testing.assert_close(after["1.weight"][1][:, :1], 0.5 * before["1.weight"][1])
     assert torch.equal(after["head 0.weight"][1], before["head 0.weight"][1])
 
 
-def test_units_do_not_change_with_the_number_of_rows(generator):
+def test_units_do_not_change_with_the_number_of_rows():
     """Twice the rows of the past weigh twice as much; a penalty divided by the new rows half as much."""
-    task = data(0, generator)
-    double = TaskData(task.x.repeat(1, 2, 1), task.y.repeat(1, 2), 0)
+    one = data(0)
+    double = TaskData(one.x.repeat(1, 2, 1), one.y.repeat(1, 2), 0)
     found = []
-    for one in (task, double):
-        run = made("kfac-ewc", batch_size=EXAMPLES, epochs=1, lr=1e-12)
-        run.learn([one])
+    for each in (one, double):
+        run = made("kfac-ewc", epochs=1, lr=1e-12)
+        run.learn([each])
         found.append(product(run.memory.factors["1.weight"]))
     torch.testing.assert_close(found[1], 2 * found[0], rtol=1e-6, atol=1e-12)

@@ -269,28 +269,6 @@ def test_ivons_curvature_stays_above_minus_the_damping(rate):
     assert bool((rule.curvature < 0.03).any())
 
 
-@pytest.mark.parametrize("method", ["vogn", "ivon", "ekf"])
-def test_a_replica_that_has_stopped_stays_where_it_is(method):
-    """After an epoch below `stop_nll`, while the other replica trains on."""
-    known = METHODS[method].known_settings
-    found = []
-    for stops, epochs in (((0.0, 0.0), 3), ((50.0, 0.0), 3), ((0.0, 0.0), 1)):
-        given = (
-            {"epochs": 3, "tempering": 0.3} if method == "ekf" else {"epochs": epochs}
-        )  # it needs to know all epochs
-        settings = [resolve(method, known, {**given, **steady(known), "stop_nll": stop}) for stop in stops]
-        run = Run(evcl.nn.mlp(INPUTS, [4]), METHODS[method], settings, [0, 1], draw=True, dtype=F64)
-        run.add_heads(4, [3])
-        run.learn([task(0)])
-        found.append(run.network.posterior)
-    whole, stopped, one_epoch = found
-    for what in ("mean", "log_std"):
-        assert torch.equal(getattr(stopped, what)[1], getattr(whole, what)[1])
-        assert not torch.equal(getattr(stopped, what)[0], getattr(whole, what)[0])
-        if method != "ekf":
-            assert torch.equal(getattr(stopped, what)[0], getattr(one_epoch, what)[0])
-
-
 # --- the Kalman filter -----------------------------------------------------------------------------------------------
 
 

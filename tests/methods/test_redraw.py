@@ -6,37 +6,26 @@ import math
 
 import pytest
 import torch
+from small_runs import F64, by_sign, round_of, run_of
 from torch import nn
 
 import evcl
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, Round, TaskData
 from evcl.methods.redraw import redrawn
 from evcl.nn import outputs
-from evcl.targets import CATEGORICAL
-from evcl.training import Run
 
-F64 = torch.float64
 TRUNK = ("1.weight", "1.bias")
 
 
-def data(head, k, n=30):
-    source = torch.Generator().manual_seed(k)
-    x = torch.randn(1, n, 5, generator=source, dtype=F64)
-    return TaskData(x, (x[:, :, k] > 0).long(), head, task=k)
-
-
-def made(method="improved-vcl", seeds=(0, 1), network=None, **given):
-    s = resolve(method, METHODS[method].known_settings, {"epochs": 3, "batch_size": 10, **given})
-    run = Run(network or evcl.nn.mlp(5, [200]), METHODS[method], [s] * len(seeds), seeds, draw=True, dtype=F64)
-    run.add_heads(200 if network is None else 6, [2, 2])
-    return run
+def made(method="improved-vcl", network=None, **given):
+    """Two seeds."""
+    hidden = (200,) if network is None else (6,)
+    return run_of(method, 2, network, hidden, usual={"epochs": 3, "batch_size": 10}, **given)
 
 
 def drawn(run, head, number=1):
     """The weights before a task of this head, and those that it starts from: (means, log_stds) by name."""
     network, q = run.network, run.network.posterior
-    start = redrawn(Round(number, [data(head, 1)], network, q, run.seen, run.seeds, CATEGORICAL), run.settings)
+    start = redrawn(round_of(run, [by_sign(1, head)], number), run.settings)
     each = [(network.layout.views(one.mean), network.layout.views(one.log_std)) for one in (q, start)]
     return [{name: (mean[name].clone(), log_std[name].clone()) for name in mean} for mean, log_std in each]
 
@@ -44,7 +33,7 @@ def drawn(run, head, number=1):
 @pytest.mark.parametrize("redraw", ["initial", "posterior"])
 def test_weights_that_the_task_does_not_train_stay(redraw):
     run = made(redraw=redraw)
-    run.learn([data(0, 0)])
+    run.learn([by_sign(0)])
     before, start = drawn(run, head=1)
     for name in (*TRUNK, "head 1.weight", "head 1.bias"):
         assert (before[name][0] != start[name][0]).all(), name
@@ -54,7 +43,7 @@ def test_weights_that_the_task_does_not_train_stay(redraw):
 
 def test_initial_is_the_distribution_of_initial_weights():
     run = made(redraw="initial", init_std=0.05)
-    run.learn([data(0, 0)])
+    run.learn([by_sign(0)])
     before, start = drawn(run, head=0)
     again = drawn(run, head=0)[1]
     mean = start["1.weight"][0]
@@ -70,18 +59,11 @@ def test_initial_is_the_distribution_of_initial_weights():
 
 def test_posterior_draws_are_those_of_the_posterior():
     run = made(redraw="posterior")
-    run.learn([data(0, 0)])
+    run.learn([by_sign(0)])
     before, start = drawn(run, head=0)
     noise = (start["1.weight"][0] - before["1.weight"][0]) / before["1.weight"][1].exp()
     assert noise.mean().item() == pytest.approx(0, abs=0.1)
     assert noise.std().item() == pytest.approx(1, abs=0.1)
-
-
-def test_each_seed_is_drawn_as_alone():
-    both, alone = made(seeds=(3, 7), redraw="initial"), made(seeds=(7,), redraw="initial")
-    for run in (both, alone):
-        run.learn([data(0, 0)])
-    assert torch.equal(drawn(both, 0)[1]["1.weight"][0][1], drawn(alone, 0)[1]["1.weight"][0][0])
 
 
 class Layers(nn.Module):
@@ -99,7 +81,7 @@ class Layers(nn.Module):
 
 def test_a_norm_and_a_padding_row_keep_their_values():
     run = made(network=Layers(), redraw="initial")
-    run.learn([data(0, 0)])
+    run.learn([by_sign(0)])
     before, start = drawn(run, head=0)
     assert torch.equal(before["norm.weight"][0], start["norm.weight"][0])
     rows = (before["embedding.weight"][0] == start["embedding.weight"][0]).all(2)
@@ -109,7 +91,7 @@ def test_a_norm_and_a_padding_row_keep_their_values():
 def means(method, **given):
     run = made(method, epochs=4, tempering=0.1, **given)
     for k in range(2):
-        run.learn([data(0, k)])
+        run.learn([by_sign(k)])
     return run.network.posterior.mean
 
 
@@ -133,12 +115,12 @@ def test_a_later_task_starts_there_and_the_first_does_not():
         assert (means("gvcl", redraw=redraw) - means("gvcl")).abs().max() > 0.01
     run, other = made(redraw="initial", tempering=0.1), made("vcl", tempering=0.1)
     for one in (run, other):
-        one.learn([data(0, 0)])
+        one.learn([by_sign(0)])
     assert torch.equal(run.network.posterior.mean, other.network.posterior.mean)
     still = made(redraw="initial", tempering=0.1, lr=1e-12)
-    still.learn([data(0, 0)])
+    still.learn([by_sign(0)])
     _, start = drawn(still, head=0)
-    still.learn([data(0, 1)])
+    still.learn([by_sign(1)])
     torch.testing.assert_close(
         still.network.layout.views(still.network.posterior.mean)["1.weight"], start["1.weight"][0]
     )

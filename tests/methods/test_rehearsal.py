@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import pytest
+import small_runs
 import torch
-from small_runs import run_of, task
+from small_runs import first_fit, round_of, run_of, task
 from torch import nn
 
 import evcl
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
-from evcl._core.settings import resolve
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS, Fit, Interleaved, Learned, Method, TaskData, known_settings
 from evcl.methods.rehearsal import SEEN, Rehearsal, by_class, filled, hypergeometric, reservoir
-from evcl.training import Run
 
 NAMES = ("er", "derpp", "agem", "evcl-er")
 
@@ -29,12 +29,11 @@ def kept_of(run):
 def learned(labels, heads=None, method="er", replicas=1, classes=None, **given):
     """A run that has learned a task for each tensor of labels; the inputs are the task's number and the row's."""
     heads = heads or [0] * len(labels)
-    known = METHODS[method].known_settings
-    s = resolve(method, known, {"epochs": 1, "batch_size": 50, **given})
-    run = Run(evcl.nn.mlp(2, [3]), METHODS[method], [s] * replicas, range(replicas), draw=True)
-    run.add_heads(3, classes or [1 + max(int(y.max()) for y in labels)] * (1 + max(heads)))
+    classes = classes or [1 + max(int(y.max()) for y in labels)] * (1 + max(heads))
+    usual = {"epochs": 1, "batch_size": 50}
+    run = run_of(method, replicas, evcl.nn.mlp(2, [3]), features=3, heads=classes, usual=usual, **given)
     for k, (y, head) in enumerate(zip(labels, heads, strict=True)):
-        x = torch.stack([torch.full((len(y),), float(k)), torch.arange(len(y))], 1)
+        x = torch.stack([torch.full((len(y),), float(k)), torch.arange(len(y))], 1).double()
         run.learn([TaskData(x.unsqueeze(0), y.unsqueeze(0), head, task=k)])
     return run
 
@@ -92,7 +91,7 @@ def test_a_memory_that_is_large_enough_keeps_every_row():
     run = learned([labels_of(10, 20), labels_of(5, 7)], memory=1000)
     for k, one in enumerate(kept_of(run).kept):
         assert sorted(one.x[0, :, 1].tolist()) == list(range((30, 12)[k]))
-        assert torch.equal(one.x[0, :, 0], torch.full((len(one.x[0]),), float(k)))
+        assert bool((one.x[0, :, 0] == k).all())
 
 
 @pytest.mark.parametrize("policy", ["balanced", "reservoir"])
@@ -105,7 +104,7 @@ def test_kept_rows_are_rows_with_their_labels_of_each_seed_its_own(policy):
             rows = one.x[r, :, 1].long()
             assert len(set(rows.tolist())) == len(rows)
             assert torch.equal(one.y[r], y[rows])
-            assert torch.equal(one.x[r, :, 0], torch.full((len(rows),), float(one.task)))
+            assert bool((one.x[r, :, 0] == one.task).all())
     assert not torch.equal(kept_of(run).kept[0].x[0], kept_of(run).kept[0].x[1])
 
 
@@ -179,30 +178,18 @@ def test_a_run_keeps_a_reservoir_of_all_rows():
 @pytest.mark.parametrize("policy", ["balanced", "reservoir"])
 def test_the_state_stays_flat_over_1000_tasks(policy):
     """Tasks that have lost all their rows leave nothing behind; new ones still get some."""
-    run = Run(
-        evcl.nn.mlp(2, [3]),
-        METHODS["er"],
-        [resolve("er", METHODS["er"].known_settings, {"epochs": 1, "memory": 30, "memory_policy": policy})],
-        [0],
-        draw=True,
-    )
-    run.add_heads(3, [2])
-    y = labels_of(3, 3).unsqueeze(0)
-    sizes, newest = [], 0
+    usual = {"epochs": 1, "memory": 30, "memory_policy": policy}
+    run = run_of("er", network=evcl.nn.mlp(2, [3]), features=3, heads=[2], usual=usual)
+    y, sizes, newest = labels_of(3, 3).unsqueeze(0), [], 0
     for k in range(1000):
-        memory = kept_of(run)
-        if k >= 5:  # without training, which would take minutes
-            from evcl._core.settings import Settings
-            from evcl.methods import Round
-
-            one = TaskData(torch.randn(1, 6, 2, generator=generator(k, "x")), y, 0, task=k)
-            round_ = Round(k, [one], run.network, run.network.posterior, [], [0], run.likelihood)
-            after = memory.after(round_, Settings(dict(run.settings)))
+        one = TaskData(torch.randn(1, 6, 2, generator=generator(k, "x")).double(), y, 0, task=k)
+        if k < 5:
+            run.learn([one])
+        else:  # without training, which would take minutes
+            after = kept_of(run).after(round_of(run, [one], number=k), run.settings)
             run.memory = type(run.memory)(run.memory.inner, after)
-        else:
-            run.learn([TaskData(torch.randn(1, 6, 2, generator=generator(k, "x")), y, 0, task=k)])
         kept = kept_of(run)
-        assert sum(one.y.shape[1] for one in kept.kept) == min(30, 6 * (k + 1))
+        assert sum(one.n for one in kept.kept) == min(30, 6 * (k + 1))
         assert kept.rows.keys() == {SEEN, *range(len(kept.kept))}
         newest += any(one.task == k for one in kept.kept)
         sizes.append(sum(t.numel() for t in run.tensors().values()) - sum(t.numel() for t in kept.rows.values()))
@@ -212,22 +199,17 @@ def test_the_state_stays_flat_over_1000_tasks(policy):
 
 @pytest.mark.parametrize("method", NAMES)
 def test_without_a_memory_it_is_training_without_one(method):
-    other = {"evcl-er": "evcl"}.get(method, "naive")
-    found, wanted = run_of(method, memory=0), run_of(other)
-    for run in (found, wanted):
-        for number in range(2):
-            run.learn([task(number, number)])
-    assert torch.equal(found.network.posterior.mean, wanted.network.posterior.mean)
+    """And two memories end elsewhere."""
+    given = [(method, {"memory": n}) for n in (0, 4, 20)] + [({"evcl-er": "evcl"}.get(method, "naive"), {})]
+    found, few, more, wanted = (
+        small_runs.learned(name, small_runs.TASKS[:2], **one).network.posterior.mean for name, one in given
+    )
+    assert torch.equal(found, wanted)
+    for one, other in combinations((found, few, more), 2):
+        assert float((one - other).abs().max()) > 1e-3
 
 
 # --- replay ----------------------------------------------------------------------------------------------------------
-
-
-def first_fit(run, tasks):
-    from evcl.methods import Round
-
-    round_ = Round(run.rounds, tasks, run.network, run.network.posterior, run.seen, run.seeds, run.likelihood)
-    return next(run.method.learn(run.memory, round_, run.settings))
 
 
 def test_a_step_has_as_many_kept_rows_as_new_ones_each_through_its_own_head():
@@ -250,17 +232,6 @@ def test_the_interleaved_order():
     for step in rows.split(8):
         assert bool(((step[1::4] >= 7) & (step[1::4] < 12)).all())
         assert bool(((step[3::4] >= 12) & (step[3::4] < 17)).all())
-
-
-def test_two_memories_end_elsewhere_and_so_does_none():
-    ends = []
-    for memory in (0, 4, 20):
-        run = run_of("er", memory=memory)
-        for number in range(2):
-            run.learn([task(number, number)])
-        ends.append(run.network.posterior.mean)
-    for i, one in enumerate(ends):
-        assert all(float((one - other).abs().max()) > 1e-3 for other in ends[:i])
 
 
 # --- any method ------------------------------------------------------------------------------------------------------
@@ -336,15 +307,7 @@ def test_only_a_given_memory_is_a_setting():
 
 
 def test_lwf_distils_on_kept_rows_too():
-    run = Run(
-        evcl.nn.mlp(5, [7]),
-        METHODS["lwf"],
-        [resolve("lwf", known_settings(METHODS["lwf"], {"memory": 10}), {"memory": 10, "epochs": 1})],
-        [0],
-        draw=True,
-        dtype=torch.float64,
-    )
-    run.add_heads(7, [2, 2])
+    run = run_of("lwf", memory=10, epochs=1)
     run.learn([task(0, 0)])
     fit = first_fit(run, [task(1, 1)])
     ((loss,), x) = fit.losses, torch.cat([one.x for one in fit.data], 1)
@@ -354,15 +317,8 @@ def test_lwf_distils_on_kept_rows_too():
 
 
 def test_inputs_of_another_shape_are_refused():
-    run = Run(
-        nn.Sequential(nn.Flatten(), nn.utils.skip_init(nn.Linear, 4, 3), nn.ReLU()),
-        METHODS["er"],
-        [resolve("er", METHODS["er"].known_settings, {"epochs": 1})],
-        [0],
-        draw=True,
-    )
-    run.add_heads(3, [2])
-    y = torch.tensor([[0, 1, 1]])
-    run.learn([TaskData(torch.randn(1, 3, 2, 2, generator=generator(0, "x")), y, 0)])
+    network = nn.Sequential(nn.Flatten(), nn.utils.skip_init(nn.Linear, 4, 3), nn.ReLU())
+    run, y = run_of("er", network=network, features=3, epochs=1), torch.tensor([[0, 1, 1]])
+    run.learn([TaskData(torch.randn(1, 3, 2, 2, generator=generator(0, "x")).double(), y, 0)])
     with pytest.raises(EvclError, match=r"a memory needs inputs of one shape, but \(4,\) follows \(2, 2\)"):
-        run.learn([TaskData(torch.randn(1, 3, 4, generator=generator(1, "x")), y, 0, task=1)])
+        run.learn([TaskData(torch.randn(1, 3, 4, generator=generator(1, "x")).double(), y, 0, task=1)])

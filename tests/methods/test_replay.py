@@ -7,29 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import EXAMPLES, INPUTS, logits, named, plain, run_of, task
+from small_runs import EXAMPLES, INPUTS, assert_weights, first_fit, learned, logits, plain, round_of, run_of, task
 from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.randomness import generator
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, Round, TaskData
+from evcl.methods import METHODS, TaskData
 from evcl.methods.evcl_dgr import tempered
 from evcl.methods.evcl_er import completed, remaining, represented
 from evcl.nn import Gaussian
-from evcl.training import Run
 
 LR, MEMORY, BATCH = 0.05, 12, 10
+TWO = [task(0, 0), task(1, 1)]
 SGD = {"optimizer": "sgd", "lr": LR, "memory": MEMORY, "batch_size": BATCH, "epochs": 3}
-
-
-def round_of(run, tasks):
-    return Round(run.rounds, tasks, run.network, run.network.posterior, run.seen, run.seeds, run.likelihood)
-
-
-def first_fit(run, tasks):
-    return next(run.method.learn(run.memory, round_of(run, tasks), run.settings))
 
 
 def two_tasks(method, **given):
@@ -58,9 +49,7 @@ def moved(network, grads):
 
 def check(run, network):
     run.learn([task(1, 1)])
-    found = named(run, run.network.posterior.mean)
-    for name, weight in network.state_dict().items():
-        torch.testing.assert_close(found[name], weight, rtol=1e-9, atol=1e-9)
+    assert_weights(run, run.network.posterior.mean, network.state_dict(), rtol=1e-9)
 
 
 # --- A-GEM -----------------------------------------------------------------------------------------------------------
@@ -86,18 +75,6 @@ def test_agem_projects_the_gradient_of_the_new_rows():
         moved(network, g)
     assert 0 < against < 9
     check(run, network)
-
-
-@pytest.mark.parametrize("method", ["er", "derpp", "agem"])
-def test_it_needs_no_chain(method):
-    """The same by autograd, as for any other network."""
-    ends = []
-    for reference in (False, True):
-        run = run_of(method, **SGD)
-        for number in range(2):
-            run.learn([task(number, number)], reference=reference)
-        ends.append(run.network.posterior.mean)
-    torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)
 
 
 # --- DER++ -----------------------------------------------------------------------------------------------------------
@@ -235,9 +212,7 @@ def test_rows_count_once_in_all_for_every_share(alpha):
 
 
 def test_a_task_without_kept_rows_stays_in_the_posterior():
-    run = run_of("evcl-er", memory=10, replay_share=0.8)
-    for number in range(2):
-        run.learn([task(number, number)])
+    run = learned("evcl-er", TWO, memory=10, replay_share=0.8)
     kept, seen = run.memory.rehearsal.kept[:1], run.memory.inner.rows
     left, each = remaining(kept, [EXAMPLES], seen, 0.8, round_of(run, [task(2, 0)]))
     assert float(left) == pytest.approx(1 - 0.8 / 2)
@@ -267,9 +242,7 @@ def test_a_kept_row_stands_for_rows_of_its_own_class():
 
 
 def test_inputs_are_kept_rows_and_mixtures_of_two_of_one_task():
-    run = run_of("evcl-er", memory=16, replicas=2)
-    for number in range(2):
-        run.learn([task(number, number)])
+    run = learned("evcl-er", TWO, memory=16, replicas=2)
     kept, rows = represented(run.memory.rehearsal, round_of(run, [task(2, 0)]))
     for one, inputs in zip(kept, completed(kept, rows, round_of(run, [task(2, 0)])), strict=True):
         assert inputs.x.shape[:2] == (2, EXAMPLES // 2)  # of both tasks as many as there are new rows
@@ -292,19 +265,15 @@ def _along(x, a, b):
 
 def test_tokens_are_not_mixed():
     network = nn.Sequential(skip_init(nn.Embedding, 5, 3), nn.Flatten(), skip_init(nn.Linear, 6, 4), nn.ReLU())
-    settings = resolve("evcl-er", METHODS["evcl-er"].known_settings, {"epochs": 1, "memory": 6})
-    run = Run(network, METHODS["evcl-er"], [settings], [0], draw=True)
-    run.add_heads(4, [2])
-    y = torch.arange(20).unsqueeze(0) % 2
-    run.learn([TaskData(torch.randint(5, (1, 20, 2), generator=generator(0, "x")).float(), y, 0)])
-    fit = first_fit(run, [TaskData(torch.randint(5, (1, 20, 2), generator=generator(1, "x")).float(), y, 0, task=1)])
-    assert [one.y.shape[1] for one in fit.data] == [20, 6]
+    run, y = run_of("evcl-er", network=network, features=4, heads=[2], memory=6), torch.arange(20).unsqueeze(0) % 2
+    first, second = (torch.randint(5, (1, 20, 2), generator=generator(k, "x")).double() for k in range(2))
+    run.learn([TaskData(first, y, 0)])
+    fit = first_fit(run, [TaskData(second, y, 0, task=1)])
+    assert [one.n for one in fit.data] == [20, 6]
 
 
 def test_inputs_have_the_outputs_of_the_last_posterior_through_their_own_head():
-    run = run_of("evcl-er", memory=10, replay_share=0.5, distill_temperature=3.0)
-    for number in range(2):
-        run.learn([task(number, number)])
+    run = learned("evcl-er", TWO, memory=10, replay_share=0.5, distill_temperature=3.0)
     network = plain(run)
     fit = first_fit(run, [task(2, 0)])
     (loss,), at = fit.losses, EXAMPLES
@@ -355,38 +324,6 @@ def test_with_a_share_of_0_it_is_evcl():
     for a, b in zip(fit.terms, wanted.terms, strict=True):
         for x, y in zip(a.springs().mean.__dict__.values(), b.springs().mean.__dict__.values(), strict=True):
             torch.testing.assert_close(x, y)
-
-
-def test_shares_end_elsewhere_and_not_where_er_does():
-    ends = []
-    for method, given in (("er", {}), ("evcl-er", {"replay_share": 0.2}), ("evcl-er", {"replay_share": 0.9})):
-        run = run_of(method, memory=10, **given)
-        for number in range(2):
-            run.learn([task(number, 0)])
-        ends.append(run.network.posterior.mean)
-    for i, one in enumerate(ends):
-        assert all(float((one - other).abs().max()) > 1e-3 for other in ends[:i])
-
-
-class Still:
-    """Noise that is 0: in one pass as in two."""
-
-    def of(self, rows):
-        return self
-
-    def normal_(self, out, shared=False):
-        return out.zero_()
-
-
-def test_it_trains_as_autograd_does():
-    ends = []
-    for reference in (False, True):
-        run = run_of("evcl-er", memory=10, std_update="adam")
-        for number in range(2):
-            run.learn([task(number, 0)], reference=reference, noise=Still())
-        ends.append(run.network.posterior)
-    torch.testing.assert_close(ends[0].mean, ends[1].mean, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(ends[0].log_std, ends[1].log_std, rtol=1e-8, atol=1e-10)
 
 
 # --- EVCL with generated rows ----------------------------------------------------------------------------------------

@@ -5,18 +5,32 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import EXAMPLES, HIDDEN, INPUTS, logits, named, plain, run_of, task, used_by
+from small_runs import (
+    EXAMPLES,
+    F64,
+    HIDDEN,
+    INPUTS,
+    assert_weights,
+    first_fit,
+    learned,
+    logits,
+    plain,
+    round_of,
+    run_of,
+    task,
+    used_by,
+)
 from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.errors import EvclError
-from evcl.methods import Minibatch, Round
-from evcl.methods.scommer import Consistency, Dropping
+from evcl._core.randomness import generator
+from evcl.methods import Minibatch
+from evcl.methods.scommer import Dropping
 from evcl.nn import KWinners, Part
 from evcl.nn.winners import winners
 
-F64 = torch.float64
 PLAIN = {"winners": 1.0, "heterogeneous": 0.0, "semantic": 1000.0, "warmup": 1.0, "memory": 12}
 
 
@@ -81,20 +95,11 @@ def test_without_sparsity_it_is_replay_with_a_teacher_in_plain_torch():
     """Winners 1 and no dropout, in one batch per epoch: the working network, and the stable one, step by step."""
     tasks = [task(0, 0), task(1, 1)]
     given = {**PLAIN, "stable_decay": 0.7, "stable_rate": 1.0, "consistency": 0.4}
-    run, rows = run_of("scommer", **given), []
+    run = run_of("scommer", **given)
     network, stable = plain(run), plain(run)
-    record = Consistency.__call__
-
-    def spied(self, net, batch):
-        rows.append(batch.rows[0].clone())
-        return record(self, net, batch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Consistency, "__call__", spied)
-        run.learn([tasks[0]])
-        kept = run.memory.rehearsal.kept[0]
-        run.learn([tasks[1]])
-    step = 0
+    run.learn([tasks[0]])
+    kept, fit = run.memory.rehearsal.kept[0], first_fit(run, [tasks[1]])
+    run.learn([tasks[1]])
     for number, one in enumerate(tasks):
         used = used_by(network, 0) | used_by(network, one.head)
         adam = torch.optim.Adam(used.values(), lr=0.02)
@@ -102,21 +107,21 @@ def test_without_sparsity_it_is_replay_with_a_teacher_in_plain_torch():
             adam.zero_grad()
             loss = F.cross_entropy(logits(network, one.x[0], one.head), one.y[0])
             if number:
-                old = rows[step][rows[step] >= EXAMPLES] - EXAMPLES
+                sizes = [one.n for one in fit.data]
+                rows = fit.sampler(sizes, fit.batch, generator(0, "order", 1, i))
+                old = rows[rows >= EXAMPLES] - EXAMPLES
                 assert len(old) == EXAMPLES
                 z = logits(network, kept.x[0][old], 0)
                 away = (z - logits(stable, kept.x[0][old], 0).detach()).square().mean()
                 loss = 0.5 * (loss + F.cross_entropy(z, kept.y[0][old]) + 0.4 * away)
             loss.backward()
             adam.step()
-            step += 1
             a = 0.7 if number else min(0.7, 1 - 1 / (i + 2))
             for name, w in used.items():
                 own = dict(stable.named_parameters())[name]
                 own.data.mul_(a).add_((1 - a) * w.data)
-    for flat, wanted in ((run.network.posterior.mean, network), (run.memory.stable.mean, stable)):
-        for name, found in named(run, flat).items():
-            torch.testing.assert_close(found, dict(wanted.named_parameters())[name].data, rtol=1e-7, atol=1e-10)
+    assert_weights(run, run.network.posterior.mean, network.state_dict())
+    assert_weights(run, run.memory.stable.mean, stable.state_dict())
 
 
 class Fixed:
@@ -132,18 +137,23 @@ class Fixed:
         return out.copy_(self.value)
 
 
+def dropping_of(run, base):
+    """The dropout of a second round after these counts of wins, and the layer that drops."""
+    dropping = Dropping(base, 1, round_of(run, [task(0, 0)], 1, []), run.settings)
+    dropping.begin(run.network.posterior, Part(run.network.layout, run.network.layout))
+    (layer,) = (module for module in run.network.modules() if type(module).__name__ == "KWinnersLayer")
+    return dropping, layer
+
+
 def test_dropout_is_heterogeneous_for_new_classes_and_semantic_for_known_ones():
     run = run_of("scommer", winners=0.5)
     r, units, m = 1, HIDDEN, 5  # 1.1 * ceil(0.5 * 7) = 4.4: five units stay
     base = torch.zeros(r, 4, units, dtype=F64)
     base[0, 1] = torch.tensor([8, 4, 0, 0, 0, 0, 2.0])  # class 1 is known, the others are not
-    rounds = Round(1, [task(0, 0)], run.network, run.network.posterior, [], [0], run.likelihood)
-    dropping = Dropping(base, 1, rounds, run.settings)
-    dropping.begin(run.network.posterior, Part(run.network.layout, run.network.layout))
+    dropping, layer = dropping_of(run, base)
     rows = torch.tensor([[0, 1, 2, EXAMPLES]])
     dropping.show(Minibatch(torch.zeros(1, 4, 5), torch.tensor([[0, 1, 1, 1]]), rows))
     uniform = torch.rand(r, 2, units, generator=torch.Generator().manual_seed(0), dtype=F64)
-    (layer,) = (module for module in run.network.modules() if type(module).__name__ == "KWinnersLayer")
     layer.weights.noise = Fixed(uniform)
     kept = dropping.drop(torch.ones(1, 4, units, dtype=F64), layer)[0]
     n, s = base[0, 1], run.settings
@@ -161,10 +171,7 @@ def test_used_units_rest():
     run = run_of("scommer", winners=0.3, heterogeneous=3.0)
     base = torch.zeros(1, 3, HIDDEN, dtype=F64)
     base[0, 2] = torch.arange(HIDDEN)
-    rounds = Round(1, [task(0, 0)], run.network, run.network.posterior, [], [0], run.likelihood)
-    dropping = Dropping(base, 1, rounds, run.settings)
-    dropping.begin(run.network.posterior, Part(run.network.layout, run.network.layout))
-    (layer,) = (module for module in run.network.modules() if type(module).__name__ == "KWinnersLayer")
+    dropping, layer = dropping_of(run, base)
     source, stayed = torch.Generator().manual_seed(0), torch.zeros(HIDDEN, dtype=F64)
     for _ in range(500):
         dropping.show(Minibatch(torch.zeros(1, 1, 5), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1).long()))
@@ -185,22 +192,13 @@ def test_wins_are_counted_per_class_and_for_the_rows_of_the_task_alone():
             assert torch.equal(run.memory.wins[one.head][0, c], active[one.y[0] == c].sum(0).to(F64))
 
 
-def test_the_stable_network_is_no_alias_and_learning_goes_on_from_the_working_one():
-    run = run_of("scommer")
-    run.learn([task(0, 0)])
-    stable = run.memory.stable.mean.clone()
-    assert not torch.equal(stable, run.network.posterior.mean)
-    assert torch.equal(run.predictor(0).mean, stable)
-    run.network.posterior.mean.zero_()
-    assert torch.equal(run.memory.stable.mean, stable)
-
-
 def test_a_rate_below_1_skips_updates():
     found = []
     for rate in (0.5, 1.0):
-        run = run_of("scommer", **{**PLAIN, "stable_rate": rate, "stable_decay": 0.5})
-        run.learn([task(0, 0)])
+        run = learned("scommer", [task(0, 0)], **{**PLAIN, "stable_rate": rate, "stable_decay": 0.5})
         found.append(run.memory.stable.mean)
+        assert torch.equal(run.predictor(0).mean, run.memory.stable.mean)
+        assert not torch.equal(run.memory.stable.mean, run.network.posterior.mean)  # where learning goes on
     assert not torch.allclose(*found)
 
 

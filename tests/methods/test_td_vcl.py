@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
+from small_runs import F64, assert_springs, first_fit, learned, run_of
 
-import evcl
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, Mixed, Round, TaskData, autograd_gradients, collapse
-from evcl.methods.td_vcl import learn, shares
-from evcl.nn import Gaussian
-from evcl.targets import CATEGORICAL
-from evcl.training import Run
-
-F64 = torch.float64
+from evcl.methods import Mixed, TaskData
+from evcl.methods.td_vcl import shares
 
 
 def data(k, n=40, heads=1):
@@ -24,18 +19,7 @@ def data(k, n=40, heads=1):
     return TaskData(x, (x[:, :, k % 5] > 0).long(), k % heads, task=k)
 
 
-def made(method="td-vcl", seeds=(0,), **given):
-    s = resolve(method, METHODS[method].known_settings, {"epochs": 2, "batch_size": 10, **given})
-    run = Run(evcl.nn.mlp(5, [6]), METHODS[method], [s] * len(seeds), seeds, draw=True, dtype=F64)
-    run.add_heads(6, [2, 2])
-    return run
-
-
-def first_fit(run, tasks):
-    """The fit that the run's method would ask for."""
-    network = run.network
-    round_ = Round(run.rounds, tasks, network, network.posterior, run.seen, run.seeds, CATEGORICAL)
-    return next(learn(run.memory, round_, run.settings))
+made = partial(run_of, "td-vcl", hidden=(6,), usual={"epochs": 2, "batch_size": 10})
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3, 0.9])
@@ -89,6 +73,7 @@ def test_its_objective_is_that_of_the_definition(decay):
     anchors = (run.memory.prior, *run.memory.older)
     kls = sum(w_k * 0.2 * q.kl(anchor) for w_k, anchor in zip(w, anchors, strict=True))
     torch.testing.assert_close(sum(term.loss(q) for term in fit.terms) * sizes[3] / 0.5, kls)
+    assert_springs(fit.terms, q)
 
 
 @pytest.mark.parametrize("rows", [2, 8, 9, 30])
@@ -111,20 +96,6 @@ def test_kept_rows_stand_for_all_rows_of_their_task():
     assert len(set(map(tuple, kept.x[0].tolist()))) == 8
 
 
-def test_its_terms_collapse_into_springs():
-    run = made(anchors=3)
-    for k in range(3):
-        run.learn([data(k)])
-    terms, q = first_fit(run, [data(3)]).terms, run.network.posterior.map(lambda t: t + 0.1)
-    pull, rest = collapse(terms)
-    assert (len(terms), rest) == (3, [])
-    mean, log_std = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
-    pull.add_mean_gradient(q.mean, mean, torch.empty_like(mean))
-    pull.add_log_std_gradient(q.variance(), log_std, torch.empty_like(mean), torch.empty_like(mean))
-    for found, wanted in zip((mean, log_std), autograd_gradients(terms, q), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
-
-
 def test_anchors_of_another_beta_are_converted():
     """The precision that an anchor added to the first prior is in units of the beta that it was trained with."""
     run = made(anchors=2, tempering="auto", prior_std=1.0)
@@ -142,14 +113,10 @@ def test_anchors_of_another_beta_are_converted():
         assert used[:, run.network.layout.spans["1.weight"]].all()
 
 
-def ended(method, reference=False, **given):
-    run = made(method, **given)
-    for k in range(3):
-        run.learn([data(k)], reference=reference)
-    return run.network.posterior
-
-
 def test_with_one_anchor_it_is_vcl_and_with_more_it_is_not():
+    def ended(method, **given):
+        return learned(method, map(data, range(3)), **made.keywords, **given).network.posterior
+
     vcl, naive = ended("vcl", tempering=0.05), ended("naive")
     assert torch.equal(ended("td-vcl", anchors=1, tempering=0.05).mean, vcl.mean)
     found = [
@@ -159,12 +126,6 @@ def test_with_one_anchor_it_is_vcl_and_with_more_it_is_not():
     for i, one in enumerate(found):
         for other in (*found[:i], vcl.mean, naive.mean):
             assert (one - other).abs().max() > 1e-3
-
-
-def test_it_trains_as_autograd_does():
-    found, reference = (ended("td-vcl", by, anchors=3, std_update="adam") for by in (False, True))
-    torch.testing.assert_close(found.mean, reference.mean, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(found.log_std, reference.log_std, rtol=1e-8, atol=1e-10)
 
 
 def test_tasks_that_were_learned_jointly_are_of_one_age():
@@ -178,23 +139,7 @@ def test_tasks_that_were_learned_jointly_are_of_one_age():
     assert [task.task for task in run.memory.kept] == [2, 3]
 
 
-def test_a_batch_needs_room_for_kept_rows():
-    with pytest.raises(evcl.EvclError, match="batch_size"):
-        evcl.Learner(evcl.nn.mlp(3, [3]), "td-vcl", batch_size=1)
-
-
 def test_half_of_each_batch_is_kept_rows_whatever_the_number_of_new_tasks():
     rows = Mixed(0.5, 2)([6, 10, 3, 4], 8, torch.Generator().manual_seed(0))
     assert sorted(rows[rows < 16].tolist()) == list(range(16))
     assert [int((part >= 16).sum()) for part in rows.split(8)] == [4, 4, 4, 4]
-
-
-def test_gaussians_that_are_kept_are_no_views_of_live_weights():
-    run = made(anchors=2)
-    run.learn([data(0)])
-    kept = [run.memory.prior.snapshot(), *(one.snapshot() for one in run.memory.older)]
-    before = run.memory
-    run.learn([data(1)])
-    for a, b in zip((before.prior, *before.older), kept, strict=True):
-        assert torch.equal(a.mean, b.mean)
-        assert isinstance(a, Gaussian)

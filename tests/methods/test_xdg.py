@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
+from small_runs import (
+    F64,
+    PLAIN_FISHER,
+    adam,
+    assert_weights,
+    by_sign,
+    copies,
+    fisher_by_definition,
+    learned,
+    named,
+    plain,
+    run_of,
+    used_by,
+)
 from torch import nn
 
 import evcl
 from evcl._core.randomness import generator
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, TaskData
 from evcl.methods.xdg import spread, widths
-from evcl.training import Run, learn_stream
 
-F64 = torch.float64
-ROWS = 30
-PLAIN = {"fisher_temperature": 1.0, "fisher_spread": 0.0, "fisher_scale": "none"}
-
-
-def data(k, head=0, inputs=5):
-    x = torch.randn(1, ROWS, inputs, generator=generator(0, "task", k), dtype=F64)
-    return TaskData(x, (x[:, :, k] > 0).long(), head, task=k)
-
-
-def made(method="xdg", replicas=1, network=None, features=6, seeds=None, heads=2, **given):
-    usual = {"epochs": 4, "batch_size": ROWS, "lr": 0.02, "lr_schedule": "constant"}
-    s = resolve(method, METHODS[method].known_settings, {**usual, **given})
-    trunk = evcl.nn.mlp(5, [7, features]) if network is None else network
-    seeds = range(replicas) if seeds is None else seeds
-    run = Run(trunk, METHODS[method], [s] * len(seeds), seeds, draw=True, dtype=F64)
-    run.add_heads(features, [2] * heads)
-    return run
+PLAIN = {**PLAIN_FISHER, "fisher_scale": "none"}
+made = partial(run_of, "xdg", hidden=(7, 6))
 
 
 def gates_of(run, task, r=0):
@@ -41,11 +38,10 @@ def gates_of(run, task, r=0):
     return dict(zip([name for name, _ in sizes], parts, strict=True))
 
 
-def say(w, gates, x, head):
+def say(network, gates, x, head):
     """A unit's output times its gate."""
-    first = gates["3.weight"] * torch.relu(x @ w["1.weight"].T + w["1.bias"])
-    second = gates["heads"] * torch.relu(first @ w["3.weight"].T + w["3.bias"])
-    return second @ w[f"head {head}.weight"].T + w[f"head {head}.bias"]
+    first = gates["3.weight"] * torch.relu(network["1"](x))
+    return network[f"head {head}"](gates["heads"] * torch.relu(network["3"](first)))
 
 
 @pytest.mark.parametrize("importance", ["none", "fisher"])
@@ -53,49 +49,37 @@ def say(w, gates, x, head):
 def test_it_trains_as_plain_torch_does(importance, heads):
     """Gates on the units' outputs, Adam, and a Fisher of the gated network, a gradient for every row and class."""
     run = made(strength=20.0, importance=importance, **PLAIN)
-    w = {name: v[0].clone() for name, v in run.network.layout.views(run.network.posterior.mean).items()}
-    fisher = {name: torch.zeros_like(value) for name, value in w.items()}
+    network = plain(run)
+    weights = dict(network.named_parameters())
+    fisher = {name: torch.zeros_like(value) for name, value in weights.items()}
     for k, head in enumerate(heads):
-        task = data(k, head)
+        task = by_sign(k, head)
         run.learn([task])
-        gates = gates_of(run, k)
+        gates, used = gates_of(run, k), used_by(network, head)
         assert 0 < float(gates["3.weight"].sum()) < 7
-        used = [name for name in w if not name.startswith("head") or name.startswith(f"head {head}.")]
-        leaves = {name: nn.Parameter(w[name].clone()) for name in used}
-        anchor = {name: w[name].clone() for name in used}
-        adam = torch.optim.Adam(leaves.values(), lr=0.02)
-        for _ in range(4):
-            adam.zero_grad()
-            loss = F.cross_entropy(say(leaves, gates, task.x[0], head), task.y[0])
-            for name in used:
-                loss = loss + 10 * (fisher[name] * (leaves[name] - anchor[name]).square()).sum()
-            loss.backward()
-            adam.step()
-        w |= {name: leaf.detach().clone() for name, leaf in leaves.items()}
+        anchor = copies(used)
+
+        def loss(task=task, gates=gates, used=used, anchor=anchor):
+            held = sum((fisher[name] * (w - anchor[name]).square()).sum() for name, w in used.items())
+            return F.cross_entropy(say(network, gates, task.x[0], task.head), task.y[0]) + 10 * held
+
+        adam(used, loss)
         if importance == "fisher":
-            for x in task.x[0]:
-                log_p = say(leaves, gates, x, head).log_softmax(0)
-                for c in range(2):
-                    grads = torch.autograd.grad(log_p[c], list(leaves.values()), retain_graph=True)
-                    for name, grad in zip(used, grads, strict=True):
-                        fisher[name] += log_p[c].exp().detach() * grad.square() / ROWS
-        for name, view in run.network.layout.views(run.network.posterior.mean).items():
-            torch.testing.assert_close(view[0], w[name], rtol=1e-7, atol=1e-9)
-        for name, view in run.network.layout.views(run.memory.base.importance).items():
-            torch.testing.assert_close(view[0], fisher[name], rtol=1e-7, atol=1e-12)
+            found = fisher_by_definition(used, lambda x, g=gates, h=head: say(network, g, x, h), task.x[0])
+            for name, more in found.items():
+                fisher[name] += more / task.n
+        assert_weights(run, run.network.posterior.mean, weights)
+        assert_weights(run, run.memory.base.importance, fisher, atol=1e-12)
     for k, head in enumerate(heads):  # each task is predicted through its own gates
-        p = say(w, gates_of(run, k), data(k).x[0], head).softmax(1)
-        torch.testing.assert_close(run.predict(data(k).x, head, task=k)[0], p)
+        p = say(network, gates_of(run, k), by_sign(k).x[0], head).softmax(1).detach()
+        torch.testing.assert_close(run.predict(by_sign(k).x, head, task=k)[0], p)
 
 
 def test_gates_are_drawn_once_per_task_from_the_seed():
-    found = []
-    for seeds in ([3, 4], [4]):
-        run = made(seeds=seeds, gated=0.4)
-        for k in range(2):
-            run.learn([data(k)])
-        found.append(run.memory.gates)
-    both, alone = found
+    both, alone = (
+        learned("xdg", [by_sign(0), by_sign(1)], hidden=(7, 6), seeds=seeds, gated=0.4).memory.gates
+        for seeds in ([3, 4], [4])
+    )
     assert torch.equal(both[0][1:], alone[0])
     assert torch.equal(both[1][1:], alone[1])
     assert not torch.equal(both[0][0], both[0][1])
@@ -109,10 +93,10 @@ def test_gates_are_drawn_once_per_task_from_the_seed():
 
 def test_the_weights_of_closed_units_do_not_move():
     run = made(gated=0.5, importance="none")
-    run.learn([data(0)])
-    before = {name: v[0].clone() for name, v in run.network.layout.views(run.network.posterior.mean).items()}
-    run.learn([data(1)])
-    after = {name: v[0] for name, v in run.network.layout.views(run.network.posterior.mean).items()}
+    run.learn([by_sign(0)])
+    before = named(run, run.network.posterior.mean)
+    run.learn([by_sign(1)])
+    after = named(run, run.network.posterior.mean)
     gates = gates_of(run, 1)
     for into, bias, out, gate in (
         ("1.weight", "1.bias", "3.weight", gates["3.weight"]),
@@ -128,21 +112,10 @@ def test_the_weights_of_closed_units_do_not_move():
 @pytest.mark.parametrize(("importance", "other"), [("none", "naive"), ("fisher", "ewc")])
 def test_without_gates_it_is_naive_training_or_ewc(importance, other):
     given = {**PLAIN, "strength": 7.0} if other == "ewc" else {}
-    one, two = made(gated=0.0, importance=importance, **given), made(other, **given)
-    for run in (one, two):
-        for k in range(2):
-            run.learn([data(k)])
+    tasks = [by_sign(0), by_sign(1)]
+    one = learned("xdg", tasks, hidden=(7, 6), gated=0.0, importance=importance, **given)
+    two = learned(other, tasks, hidden=(7, 6), **given)
     torch.testing.assert_close(one.network.posterior.mean, two.network.posterior.mean, rtol=1e-9, atol=1e-12)
-
-
-def test_two_strengths_end_at_different_weights():
-    ends = []
-    for strength in (0.0, 1.0, 100.0):
-        run = made(strength=strength)
-        for k in range(2):
-            run.learn([data(k)])
-        ends.append(run.network.posterior.mean)
-    assert all(float((ends[a] - ends[b]).abs().max()) > 1e-3 for a, b in ((0, 1), (1, 2), (0, 2)))
 
 
 class Odd(nn.Module):
@@ -169,7 +142,7 @@ class Odd(nn.Module):
 def test_gates_close_the_units_of_any_network():
     """Each layer reads its input times the gates; the convolution with two groups has one set for both."""
     run = made(network=Odd(), features=8, seeds=[0, 1], gated=0.5)
-    tasks = [data(k, inputs=16) for k in range(2)]
+    tasks = [by_sign(k, inputs=16) for k in range(2)]
     for task in tasks:
         run.learn([task])
     assert [name for name, _ in widths(run.network.layout)] == [
@@ -228,27 +201,3 @@ def test_a_network_without_hidden_units_is_refused():
     with pytest.raises(evcl.EvclError, match="closes hidden units"):
         learner.learn(evcl.benchmarks.get("split-digits", tasks=1)[0])
     assert learner.tasks == ()
-
-
-@pytest.mark.full
-def test_gates_and_the_fisher_together_forget_least():
-    """Four permuted tasks, two seeds."""
-    final = {}
-    for name, method, given in (
-        ("naive", "naive", {}),
-        ("gates", "xdg", {"importance": "none"}),
-        ("fisher", "xdg", {"gated": 0.0}),
-        ("both", "xdg", {}),
-    ):
-        s = resolve(method, METHODS[method].known_settings, {"epochs": 10, **given})
-        run = Run(evcl.nn.mlp(64, [100]), METHODS[method], [s] * 2, range(2), draw=True)
-        streams = [evcl.benchmarks.get("permuted-digits", seed, 4) for seed in range(2)]
-        final[name] = float(learn_stream(run, streams).accuracy[:, -1].mean())
-    assert final["both"] > max(final["gates"], final["fisher"]) + 0.02
-    assert final["gates"] > final["naive"] + 0.05
-
-
-@pytest.mark.parametrize("setting", [{"gated": 1.0}, {"importance": "guess"}])
-def test_settings_out_of_bounds_are_refused(setting):
-    with pytest.raises(evcl.EvclError, match=next(iter(setting))):
-        evcl.Learner(evcl.nn.mlp(3, [3]), "xdg", **setting)
