@@ -106,15 +106,11 @@ def _real(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _table(group: str) -> dict[str, Setting]:
-    return {
-        name: Setting(**{**about, "choices": tuple(about.get("choices", ()))}) for name, about in _FILE[group].items()
-    }
-
-
-_FILE = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))
-TRAINING, BAYESIAN, ELASTIC, CORESET = map(_table, ("training", "bayesian", "elastic", "coreset"))
-VALIDATION, SEED = _table("every_run").values()
+TRAINING, BAYESIAN, ELASTIC, CORESET, _EVERY_RUN = (
+    {name: Setting(**about | {"choices": tuple(about.get("choices", ()))}) for name, about in group.items()}
+    for group in tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8")).values()
+)
+VALIDATION, SEED = _EVERY_RUN.values()
 
 
 class Settings(dict[str, Any]):
