@@ -136,7 +136,7 @@ class GraphedSteps:
             for buffer, value in zip(buffers, kept, strict=True):
                 buffer.copy_(value)
 
-        # Warm up, so that allocations and choices of the first calls, and of the first with a size, stay out of the graph.
+        # Warm up, so that allocations and choices of the first calls, also with a size, stay out of the graph.
         sizes = {size for size, _ in self.graphs}
         stream = streams().capture
         stream.wait_stream(torch.cuda.current_stream())
