@@ -17,7 +17,6 @@ from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.randomness import GeneratorNoise, generator
-from evcl._core.settings import resolve
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.curvature import Sample, fisher
 from evcl.experiments import configure, execute
@@ -58,9 +57,7 @@ def noise():
 
 def convolutional():
     conv, last = skip_init(nn.Conv2d, 1, 4, 3, stride=2), skip_init(nn.Linear, 36, 10)
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), conv, nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), last, nn.ReLU()
-    )
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), conv, nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), last, nn.ReLU())
 
 
 def trained(network, method, given, seeds, source, reference=False, rounds=2):
@@ -191,7 +188,7 @@ def zeros(n):
 def test_the_fisher_is_measured_on_as_many_examples_as_asked():
     seen = []
     run = run_of("ewc", evcl.nn.mlp(5, [4]), {"epochs": 1, "fisher_examples": 7}, heads=(4, [2]))
-    with heard("fisher", lambda given: seen.append(given["sample"].x.shape)):
+    with heard("curvature.fisher.fisher", lambda given: seen.append(given["sample"].x.shape)):
         for n in (30, 5):
             run.learn([zeros(n)])
     assert seen == [(1, 7, 5), (1, 5, 5)]

@@ -56,7 +56,8 @@ def test_replicas_with_trackers_that_stop_in_the_second_fit_resume_to_the_bit(tm
     stream = Benchmark("small", [Task(str(k), str(k), (0, 1), one, one) for k, one in enumerate(parts)], hidden=[4])
 
     def learned(stop, folder):
-        run = run_of(twice(), evcl.nn.mlp(5, [4]), [{"epochs": 2, "batch_size": 8, "lr": lr} for lr in (0.01, 0.1)], [0, 1])
+        each = [{"epochs": 2, "batch_size": 8, "lr": lr} for lr in (0.01, 0.1)]
+        run = run_of(twice(), evcl.nn.mlp(5, [4]), each, [0, 1])
         learn_stream(run, [stream], checkpointer=Checkpointer(Checkpoints(folder, 1e6, True, stop), {}, {}))
         return run.tensors()
 
