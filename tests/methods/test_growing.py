@@ -15,7 +15,7 @@ import evcl
 from evcl._core.randomness import generator
 from evcl._core.settings import resolve
 from evcl.experiments import configure
-from evcl.experiments.programs import programs
+from evcl.experiments.parallel import programs
 from evcl.methods import METHODS, TaskData
 from evcl.nn import bayesianize, outputs
 from evcl.nn.columns import ALPHA, Columns, Scale
