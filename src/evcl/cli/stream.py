@@ -252,11 +252,11 @@ def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
 def predict_stream(model: Path, data: Path, out: Path, options: Mapping[str, Any], voice: Voice) -> None:
     """`evcl predict` for the file of a stream."""
     from evcl.streams.predicting import predict_file
+    from evcl.tables.asked import Predicting
 
     if options["task"] is not None:
         raise Usage(f"--task: {model} is a stream, which has no tasks")
-    own = {name: options[name] for name in ("drop", "unknown", "dialect", "keys")}
-    found = predict_file(model, data, out, **own)
+    found = predict_file(model, data, out, Predicting(**options))
     for text in (*found.read, *(f"note: {note}" for note in found.notes)):
         voice.say(text)
     mean = f"entropy {found.entropy:.3f}" if found.std is None else f"std {found.std:.4g}"
