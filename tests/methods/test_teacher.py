@@ -15,7 +15,8 @@ import evcl
 from evcl._core.settings import resolve
 from evcl.methods import METHODS, Elastic, Fitted, Round, TaskData
 from evcl.methods.label_noise import RIDGE, _error, label_noise, tempering
-from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, more_rows, protection, unlearned
+from evcl.methods.method import more_rows
+from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, protection, unlearned
 from evcl.methods.vcl import kl
 from evcl.nn import Gaussian, he_std, outputs
 from evcl.targets import CATEGORICAL
