@@ -14,7 +14,7 @@ from evcl import posterior
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
-from evcl.methods.memory import HOW, Another, ByKey, KeptExamples, Model, PerWeight, Start, hows
+from evcl.methods.memory import HOW, Another, ByKey, KeptExamples, Model, PerWeight, Start
 from evcl.nn import Gaussian, Layout
 from evcl.posterior import Extending
 
@@ -53,6 +53,11 @@ def narrowed(term: M, layout: Layout, part: Layout) -> M:
 
     found: M = mapped(term, gather)
     return found
+
+
+def hows(memory: Any) -> dict[str, Any]:
+    """How each field of a memory, or of a memory class, is stored; None marks a field that is itself a memory."""
+    return {one.name: one.metadata.get(HOW) for one in fields(memory)}
 
 
 def each(memory: M, change: Callable[[Any, Any], Any]) -> M:

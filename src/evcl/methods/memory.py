@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -122,8 +122,3 @@ def model(make: Callable[[nn.Module], nn.Module] | None = None) -> Any:
     is used.
     """
     return field(default=None, metadata={HOW: Another(make)})
-
-
-def hows(memory: Any) -> dict[str, Any]:
-    """How each field of a memory, or of a memory class, is stored; None marks a field that is itself a memory."""
-    return {one.name: one.metadata.get(HOW) for one in fields(memory)}
