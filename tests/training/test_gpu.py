@@ -16,7 +16,7 @@ from strengths import STRENGTHS, check_strength
 import evcl
 from evcl.experiments import configure, engines, execute, execute_all
 from evcl.experiments.engines import REPLICAS
-from evcl.experiments.programs import bundle
+from evcl.experiments.parallel import bundle
 from evcl.experiments.run import execute_together
 from evcl.methods import METHODS, Elastic, Fit, Learned
 from evcl.methods.selection import kcenter
