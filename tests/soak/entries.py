@@ -6,7 +6,6 @@ One entry point more is a line in TARGETS. `mutated.py` changes these files at r
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import sys
@@ -16,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report", "soak")]
+sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report", "safety", "soak")]
+import attacks  # noqa: E402
 import learned  # noqa: E402
 import made_up  # noqa: E402
 import made_up_streams  # noqa: E402
@@ -86,20 +86,19 @@ def table(folder: Path) -> Path:
     return folder / "table.csv"
 
 
-def npz_table(folder: Path) -> Path:
-    x, y = numbers()
-    np.savez(folder / "table.npz", pixels=np.zeros((len(x), 2, 2), np.uint8), x=x, word=np.array(["a", "b"])[y], y=y)
-    return folder / "table.npz"
+def table_in(kind: str) -> Make:
+    """A table in another format."""
 
+    def make(folder: Path) -> Path:
+        x, y = numbers()
+        columns = {"one": x[:, 0], "word": ["a" if k else None for k in y], "class": y}
+        if kind.startswith("np"):
+            columns["word"] = np.array(["a", "b"])[y]
+        if kind == "npz":
+            columns["pixels"] = np.zeros((len(x), 2, 2), np.uint8)
+        return attacks.table(folder / f"table.{kind}", **columns)
 
-def parquet_table(folder: Path) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    x, y = numbers()
-    columns = {"one": x[:, 0], "word": ["a" if k else None for k in y], "class": y}
-    pq.write_table(pa.table(columns), folder / "table.parquet")
-    return folder / "table.parquet"
+    return make
 
 
 def use_table(path: Path) -> None:
@@ -231,40 +230,6 @@ def use_store(path: Path) -> None:
     Store(folder).take(CELL)
 
 
-def frame() -> dict[str, list[object]]:
-    x, y = numbers()
-    return {"one": x[:, 0].tolist(), "word": ["a" if k else None for k in y], "class": y.tolist()}
-
-
-def feather_table(folder: Path) -> Path:
-    import pyarrow as pa
-    from pyarrow import feather
-
-    feather.write_feather(pa.table(frame()), folder / "table.feather", "uncompressed")
-    return folder / "table.feather"
-
-
-def npy_table(folder: Path) -> Path:
-    x, y = numbers()
-    np.save(folder / "table.npy", np.rec.fromarrays([x[:, 0], np.array(["a", "b"])[y], y], names="one,word,class"))
-    return folder / "table.npy"
-
-
-def packed_table(folder: Path) -> Path:
-    (folder / "table.csv.gz").write_bytes(gzip.compress(table(folder).read_bytes()))
-    return folder / "table.csv.gz"
-
-
-def excel_table(folder: Path) -> Path:
-    import openpyxl
-
-    book = openpyxl.Workbook()
-    for row in zip(*([name, *column] for name, column in frame().items()), strict=True):
-        book.active.append(row)
-    book.save(folder / "table.xlsx")
-    return folder / "table.xlsx"
-
-
 def adapters(folder: Path) -> Path:
     """Adapters beside a base model, which is not in the file."""
     found = evcl.EVCL(base(), epochs=1, adapters=evcl.nn.LoRA(rank=2), only=[])
@@ -379,12 +344,7 @@ TARGETS: dict[str, Target] = {
     "command line": Target(command_lines, use_command),
     "adapters": Target(adapters, lambda path: evcl.load(path, base())),
     "csv": Target(table, use_table),
-    "csv.gz": Target(packed_table, use_table),
-    "feather": Target(feather_table, use_table),
-    "npy": Target(npy_table, use_table),
-    "xlsx": Target(excel_table, use_table),
-    "npz": Target(npz_table, use_table),
-    "parquet": Target(parquet_table, use_table),
+    **{kind: Target(table_in(kind), use_table) for kind in ("csv.gz", "feather", "npy", "xlsx", "npz", "parquet")},
     **{kind: Target(image(kind), use_images, 3 * MOST_PIXELS) for kind in ("png", "jpeg", "bmp", "gif", "webp")},
     **{f"data set, {kind}": Target(*data_set(kind), 2**20) for kind in ("idx", "cifar", "sheets", "letters", "npz")},
     "archive": Target(*data_set("letters", packed=True), 2**20),
