@@ -20,7 +20,7 @@ from evcl._core.shown import shown
 from evcl._core.torchrun import own, world
 from evcl.cli import lists, models, run, sweep, tables
 from evcl.cli import stream as streams
-from evcl.cli.options import HELP, ClosedPipe, Once, Sections, Usage, UsageError, wrong
+from evcl.cli.options import HELP, ClosedPipe, Once, Sections, Usage, UsageError, as_command, wrong
 from evcl.cli.progress import console
 
 app = typer.Typer(
@@ -36,8 +36,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sweep.sweep, sweep.status, sweep.tune, sweep.reproduce,
 )  # fmt: skip
 for command in COMMANDS:
-    app.command(cls=Once)(command)
-app.command("list", cls=Once)(lists.list_)
+    app.command(cls=Once)(as_command(command))
+app.command("list", cls=Once)(as_command(lists.list_))
 app.add_typer(lists.app, name="data")
 
 

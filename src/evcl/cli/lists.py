@@ -23,7 +23,7 @@ from evcl._core.catalogue import (
     measured,
 )
 from evcl._core.errors import EvclError, unknown
-from evcl.cli.options import HELP, DataDir, Once, Plugins, Usage, usage
+from evcl.cli.options import HELP, DataDir, Once, Plugins, Usage, as_command, usage
 from evcl.cli.progress import console, echo, screen
 
 KINDS = ("methods", "benchmarks", "presets")
@@ -157,12 +157,11 @@ def list_data() -> None:
 
 
 @app.command(cls=Once)
+@as_command
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets to fetch; see evcl data list.")],
     data_dir: DataDir = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Use only --data-dir and the cache [EVCL_OFFLINE=1].")
-    ] = False,
+    offline: Annotated[bool, "Use only --data-dir and the cache [EVCL_OFFLINE=1]."] = False,
 ) -> None:
     """Fetch data sets into the cache.
 
@@ -183,6 +182,7 @@ def fetch(
 
 
 @app.command(cls=Once)
+@as_command
 def verify(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Data sets to verify [all that were fetched].")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,43 +31,51 @@ def a_benchmark(incomplete: str) -> list[str]:
 Plugins = Annotated[
     list[str] | None, typer.Option(metavar="FILE", help="A Python file or module that registers methods or benchmarks.")
 ]
-Preset = Annotated[str, typer.Option(help="Where settings come from: tuned, default, paper or authors; see evcl list.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over each task's data.")]
+Preset = Annotated[str, "Where settings come from: tuned, default, paper or authors; see evcl list."]
+Epochs = Annotated[int | None, "Passes over each task's data."]
 GivenSettings = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="NAME=VALUE", help="A setting: strength=0.1; see evcl list settings. May be repeated."
     ),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")]
-Device = Annotated[str, typer.Option(help="auto (cuda if there is one, else cpu), cpu, cuda or mps.")]
-OneDevice = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto: cuda if there is one, else cpu.")]
-Precision = Annotated[str | None, typer.Option(help="Precision of matrix products: fp32 [CPU], tf32 [GPU] or bf16.")]
+DataDir = Annotated[Path | None, "A local folder with data files [EVCL_DATA]."]
+Device = Annotated[str, "auto (cuda if there is one, else cpu), cpu, cuda or mps."]
+OneDevice = Annotated[str, "cpu, cuda, mps, or auto: cuda if there is one, else cpu."]
+Precision = Annotated[str | None, "Precision of matrix products: fp32 [CPU], tf32 [GPU] or bf16."]
 
 
-def takes_options(command: Callable[[Any], None]) -> Callable[..., None]:
-    """The command with an option for each field of the dataclass that this function takes, inherited fields last."""
-    hints = get_type_hints(command)
-    kind = hints[next(name for name in hints if name != "return")]
+def as_command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer takes it. If it takes a dataclass, it has an option for each field, inherited ones last. A
+    text beside a type is the help of an option; a flag has no opposite.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    kind: Any = next(iter(hints.values()))
+    record = is_dataclass(kind)
+    if record:
+        hints = get_type_hints(kind, include_extras=True)
+        own = sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)
+        defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in own}
+    else:
+        defaults = {name: parameter.default for name, parameter in signature(function).parameters.items()}
+    annotations = {name: _option(name, hints[name]) for name in defaults}
 
     def call(**given: object) -> None:
-        command(kind(**given))
+        function(kind(**given)) if record else function(**given)
 
-    own = kind.__annotations__
-    annotated = get_type_hints(kind, include_extras=True)
+    call.__name__, call.__doc__, call.__annotations__ = function.__name__, function.__doc__, annotations
     parameters = [
-        Parameter(
-            field.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if field.default is MISSING else field.default,
-            annotation=annotated[field.name],
-        )
-        for field in sorted(fields(kind), key=lambda field: field.name not in own)
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotations[name])
+        for name, default in defaults.items()
     ]
-    call.__name__, call.__doc__ = command.__name__, command.__doc__
-    call.__annotations__ = annotated
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return call
+
+
+def _option(name: str, hint: object) -> object:
+    kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
+    return Annotated[(kind, *(typer.Option(*flag, help=one) if isinstance(one, str) else one for one in about))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +85,8 @@ class ManyRuns:
     engine: Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")] = (
         "local"
     )
-    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")] = None
-    workers: Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")] = None
+    address: Annotated[str | None, "Address of the Ray cluster [start one here]."] = None
+    workers: Annotated[int | None, "Number of parallel processes on a CPU [one per core]."] = None
     device: Device = "auto"
     precision: Precision = None
     plugin: Plugins = None
