@@ -45,7 +45,7 @@ def run_of(
     known, seeds = known_settings(method, given), range(replicas) if seeds is None else seeds
     settings = resolve(method.name, known, {**{name: usual[name] for name in usual if name in known}, **given})
     trunk = evcl.nn.mlp(INPUTS, list(hidden)) if network is None else network
-    run = Run(trunk, method, [settings] * len(seeds), seeds, dtype=F64, **{"draw": True, **(options or {})})
+    run = Run(trunk, method, [settings] * len(seeds), seeds, **{"draw": True, "dtype": F64, **(options or {})})
     run.add_heads(features or hidden[-1], list(heads))
     return run
 
@@ -139,7 +139,7 @@ def fisher_by_definition(weights, outputs, x):
     for row in x:
         log_p = outputs(row).log_softmax(0)
         for one in log_p:
-            grads = torch.autograd.grad(one, list(weights.values()), retain_graph=True)
+            grads = torch.autograd.grad(one, list(weights.values()), retain_graph=True, materialize_grads=True)
             for name, grad in zip(weights, grads, strict=True):
                 found[name] += one.detach().exp() * grad.square()
     return found
