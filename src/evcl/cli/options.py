@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from evcl import experiments
@@ -171,11 +173,15 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 GIVEN = "evcl.given"  # the key of a context's `meta` that holds the options as they were given
 KINDS = {"integer": "a whole number", "number": "a number", "float": "a number"}  # words of typer's messages
-SECTIONS = {  # of evcl --help, in order
-    "Your own data": ("learn", "stream", "predict", "inspect", "merge", "export"),
-    "Benchmarks": ("demo", "run", "report", "list", "data"),
-    "Many runs": ("sweep", "status", "tune", "reproduce"),
-}
+SECTIONS = {  # of evcl --help, in order: each command, and the file that it is in
+    "Your own data": {
+        "learn": "tables", "stream": "stream", "predict": "tables", "inspect": "models", "merge": "models",
+        "export": "models",
+    },
+    "Benchmarks": {"demo": "run", "run": "run", "report": "run", "list": "lists", "data": "lists"},
+    "Many runs": {"sweep": "sweep", "status": "sweep", "tune": "sweep", "reproduce": "sweep"},
+}  # fmt: skip
+HOMES = {name: home for commands in SECTIONS.values() for name, home in commands.items()}
 
 
 class Once(TyperCommand):
@@ -220,11 +226,27 @@ INSTEAD = {  # names that a newcomer may try
 
 
 class Sections(TyperGroup):
-    """The group of all commands. Its help lists them by what they are for."""
+    """The group of all commands, imported when they are used. Its help lists them by what they are for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(HOMES)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name in HOMES and name not in self.commands:
+            found = getattr(import_module(f"evcl.cli.{HOMES[name]}"), "list_" if name == "list" else name)
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+                alone.command(name, cls=Once)(as_command(found))
+                found = alone
+            self.commands[name] = typer.main.get_command(found)
+        return self.commands.get(name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in INSTEAD and args[0] not in self.commands:
+        if args and args[0] in INSTEAD:
             raise UsageError(f"No such command {args[0]!r}: {INSTEAD[args[0]]}", ctx)
+        if args and args[0] not in HOMES:  # the message suggests one of all
+            for name in HOMES:
+                self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -238,9 +260,9 @@ class Sections(TyperGroup):
         return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, self.commands))
+        width = max(map(len, HOMES))
         for title, names in SECTIONS.items():
-            rows = [(name.ljust(width), self.commands[name]) for name in names if name in self.commands]
+            rows = [(name.ljust(width), self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
                 formatter.write_dl([(name, one.get_short_help_str(formatter.width)) for name, one in rows])
 
