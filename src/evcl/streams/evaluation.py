@@ -87,13 +87,17 @@ class Feed:
 
     def __init__(self, stream: Any, scores: Prequential, delay: int = 0) -> None:
         self.stream, self.scores, self.delay = stream, scores, delay
-        self.x: Tensor | None = None  # rows that wait for their labels
-        self.y: Tensor | None = None
+        self.waiting: tuple[Tensor, ...] | None = None  # inputs and targets of rows that wait for their labels
 
     def __call__(self, x: Tensor, y: Tensor, names: Sequence[Hashable] | None = None) -> None:
         """The next rows. `names`: what the scores call the classes; None: as the stream does."""
         classes = list(self.stream.classes) if self.scores.kind == "classes" else []
-        found = _predicted(self.stream, x) if self.delay else self.stream.step(x, y)[0]
+        if not self.delay:
+            found = self.stream.step(x, y)[0]
+        elif self.stream.likelihood == "categorical":
+            found = self.stream.predict_proba(x)
+        else:
+            found = self.stream.predictions(x)
         if self.scores.kind == "classes":
             labels = y.tolist()
             if names is not None:
@@ -102,24 +106,25 @@ class Feed:
         else:
             self.scores.add_numbers(found.mean, found.std, y)
         if self.delay:
-            self.x = x if self.x is None else torch.cat([self.x, x])
-            self.y = y if self.y is None else torch.cat([self.y, y])
-            self._learn(len(self.y) - self.delay)
+            self.waiting = (
+                (x, y) if self.waiting is None else tuple(map(torch.cat, zip(self.waiting, (x, y), strict=True)))
+            )
+            self._learn(len(self) - self.delay)
+
+    def __len__(self) -> int:
+        """How many rows wait for their labels."""
+        return 0 if self.waiting is None else len(self.waiting[1])
 
     def end(self) -> None:
         """Learn the rows that still wait for their labels."""
-        if self.y is not None:
-            self._learn(len(self.y))
+        self._learn(len(self))
 
     def _learn(self, count: int) -> None:
         """Learn the `count` rows that came first."""
-        if count > 0 and self.x is not None and self.y is not None:
-            self.stream.learn(self.x[:count], self.y[:count])
-            self.x, self.y = self.x[count:].clone(), self.y[count:].clone()
-
-
-def _predicted(stream: Any, x: Tensor) -> Any:
-    return stream.predict_proba(x) if stream.likelihood == "categorical" else stream.predictions(x)
+        if count > 0 and self.waiting is not None:
+            x, y = self.waiting
+            self.stream.learn(x[:count], y[:count])
+            self.waiting = (x[count:].clone(), y[count:].clone()) if count < len(y) else None
 
 
 def _length(rows: Any) -> int | None:
