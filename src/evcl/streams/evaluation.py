@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from evcl._core.settings import Setting
 from evcl.streams.alarm import Alarm
 from evcl.streams.prequential import Prequential, window_of
 
+T = TypeVar("T")
 BATCH = Setting(16, "rows that are predicted before any of them is learned", low=1, high=100_000)
 DELAY = Setting(0, "rows that come between a row and its label", low=0, high=10_000_000)
 
@@ -143,22 +144,41 @@ def batches(rows: Any, batch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]
         pieces = rows
     else:
         raise EvclError(f"rows must be a pair of arrays, pairs of them, or a named stream, not {type(rows).__name__}")
-    waiting: list[tuple[Tensor, Tensor]] = []
-    count = 0
+    for parts in cut(map(_pair, pieces), lambda pair: len(pair[1]), lambda rows: size_of(batch, done + rows)):
+        xs, ys = zip(*((x[start:end], y[start:end]) for (x, y), start, end in parts), strict=True)
+        yield torch.cat(xs), torch.cat(ys)
+
+
+def cut(
+    pieces: Iterable[T],
+    rows_of: Callable[[T], int],
+    size: Callable[[int], int],
+    skip: int = 0,
+    alike: Callable[[T, T], bool] = lambda one, other: True,
+) -> Iterator[list[tuple[T, int, int]]]:
+    """The same rows from the row `skip` on, in batches whose sizes do not depend on those of the pieces: `size(rows)`
+    is that of the next one, after this many rows. Each is a list of pieces, with the first row and the end in each. The
+    last batch may be smaller, and so may one before a piece that is not `alike`.
+    """
+    parts: list[tuple[T, int, int]] = []
+    count, done = 0, 0
     for piece in pieces:
-        waiting.append(_pair(piece))
-        count += len(waiting[-1][1])
-        if count < size_of(batch, done):
-            continue
-        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
-        start = 0
-        while count >= (size := size_of(batch, done)):
-            yield x[start : start + size], y[start : start + size]
-            start, count, done = start + size, count - size, done + size
-        waiting = [(x[start:], y[start:])]
-    if count:
-        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
-        yield x, y
+        rows = rows_of(piece)
+        start = min(skip, rows)
+        skip -= start
+        if parts and not alike(parts[0][0], piece):
+            yield parts
+            parts, count, done = [], 0, done + count
+        while start < rows:
+            wanted = size(done)
+            end = min(rows, start + wanted - count)
+            parts.append((piece, start, end))
+            count, start = count + end - start, end
+            if count == wanted:
+                yield parts
+                parts, count, done = [], 0, done + count
+    if parts:
+        yield parts
 
 
 def _pair(piece: Any) -> tuple[Tensor, Tensor]:
