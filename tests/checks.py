@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,13 @@ def refused(message: str = "") -> Iterator[pytest.ExceptionInfo[evcl.EvclError]]
         yield raised
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def quietly(make: Callable[[], Any], seed: int = 0) -> Any:
+    """What `make` makes with torch's global generator at a seed; that generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
 
 
 def state(one: evcl.Learner | Run) -> dict[str, torch.Tensor]:
