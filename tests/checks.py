@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,15 @@ def refused(message: str = "") -> Iterator[pytest.ExceptionInfo[evcl.EvclError]]
         yield raised
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def blobs(
+    labels: Sequence[object] = (0, 1), n: int = 60, seed: int = 0, width: int = 4
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two well separated clouds: inputs and labels."""
+    source = np.random.default_rng(seed)
+    y = np.arange(n) % len(labels)
+    return (source.normal(size=(n, width)) + 3 * y[:, None]).astype(np.float32), np.array(labels)[y]
 
 
 def quietly(make: Callable[[], Any], seed: int = 0) -> Any:

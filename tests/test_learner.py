@@ -9,21 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checks import refused, same, state
+from checks import blobs, refused, same, state
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import evcl
 from evcl.training import predict
-
-
-def blobs(labels=(0, 1), n=60, seed=0, width=4):
-    """Two well separated clouds: inputs and labels."""
-    source = np.random.default_rng(seed)
-    y = np.arange(n) % len(labels)
-    x = source.normal(size=(n, width)) + 3 * y[:, None]
-    return x.astype(np.float32), np.array(labels)[y]
 
 
 def small(method=evcl.EVCL, **options):
