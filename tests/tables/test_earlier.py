@@ -30,8 +30,7 @@ def learn(evcl):
     def learn(name, frame, *more):
         frame.to_csv(f"{name}.csv", index=False)
         made = [] if Path("m").exists() else ["--target", "label", *FAST]
-        out = evcl.done("learn", "--model", "m", "--data", f"{name}.csv", *made, *more)
-        return out
+        return evcl.done("learn", "--model", "m", "--data", f"{name}.csv", *made, *more)
 
     return learn
 
