@@ -291,8 +291,13 @@ def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
 
 def is_table(path: Path) -> bool:
     """Whether this model file says how to encode a table, as those of `evcl learn` do."""
+    return NOTE in notes_of(path)
+
+
+def notes_of(path: Path) -> Mapping[str, str]:
+    """The texts in the metadata of a model file."""
     with reading(path), open_tensors(path) as file:
-        return NOTE in (file.metadata() or {})
+        return file.metadata() or {}
 
 
 def _check_numbers(line: Mapping[str, Any], names: Collection[str], more: Collection[str]) -> None:
