@@ -37,47 +37,6 @@ def mlp(weights, x):
     return weights["head 0.weight"] @ hidden + weights["head 0.bias"]
 
 
-def linear(weights, x):
-    return weights["head 0.weight"] @ x + weights["head 0.bias"]
-
-
-def full_fisher(layout, mean, x, name, forward):
-    """The Fisher matrix of a layer's [W, b], over examples x [n, ...], by definition."""
-    total = 0
-    for example in x:
-        for c in range(3):
-            p, grads = gradients(layout, mean, example, c, forward)
-            both = torch.cat([grads[name], grads[name.replace("weight", "bias")].unsqueeze(1)], 1).flatten()
-            total = total + p * torch.outer(both, both) / len(x)
-    return total
-
-
-def test_of_one_example_the_product_is_the_fisher(generator):
-    network, layout, mean = made(evcl.nn.mlp(5, [4]), generator)
-    x, y = torch.randn(2, 1, 5, dtype=F64, generator=generator), torch.tensor([[1], [2]])
-    found, diagonal = kfac(Sample(network, mean, layout, [0], x, y))
-    assert found.keys() == {"1.weight", "head 0.weight"}
-    assert not diagonal.any()
-    for r in range(2):
-        for name, (a, g) in found.items():
-            torch.testing.assert_close(torch.kron(g[r], a[r]), full_fisher(layout, mean[r], x[r], name, mlp))
-
-
-def test_of_a_linear_model_that_is_undecided_the_product_is_the_fisher(generator):
-    """Where p is the same for all examples, so is G: the product is exact for any number of them, and its quadratic
-    form is that of the exact Fisher.
-    """
-    network, layout, mean = made(nn.Flatten(), generator, 1, 5)
-    mean[:, layout.spans["head 0.weight"]] = 0
-    x = torch.randn(1, 9, 5, dtype=F64, generator=generator)
-    (a, g), = kfac(Sample(network, mean, layout, [0], x, torch.zeros(1, 9).long()))[0].values()  # fmt: skip
-    exact = full_fisher(layout, mean[0], x[0], "head 0.weight", linear)
-    torch.testing.assert_close(torch.kron(g[0], a[0]), exact)
-    d = torch.randn(3, 6, dtype=F64, generator=generator)
-    torch.testing.assert_close((d.mT @ g[0] @ d @ a[0]).trace(), d.flatten() @ exact @ d.flatten())
-    torch.linalg.cholesky(a[0])  # it has full rank: the equality does not rest on zeros
-
-
 @pytest.mark.parametrize("chunk", [1000, 3])
 def test_of_many_examples_each_factor_is_a_mean(generator, chunk):
     network, layout, mean = made(evcl.nn.mlp(5, [4]), generator)
@@ -260,18 +219,6 @@ def test_the_damping_is_fisher_spread_to_first_order():
         ours, theirs = ((after - before) / rho for before, after in zip(*added, strict=True))
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
         assert float(ours.max()) > 1e-2
-
-
-def test_a_silent_unit_is_held_by_the_damping():
-    _, network, layout, mean, x, y = prepared("mlp", 1)
-    layout.views(mean)["1.bias"][:, 2] = -1e3
-    for spread in (0.0, 0.3):
-        found = kfac(Sample(network, mean, layout, [0], x, y), spread=spread).factors
-        into, out_of = found["1.weight"][1][0], found["3.weight"][0][0]
-        assert (float(into[2, 2]) > 0) == (float(out_of[2, 2]) > 0) == (spread > 0)
-    assert float(found["1.weight"][0][0].diagonal().min()) == pytest.approx(
-        float(kfac(Sample(network, mean, layout, [0], x, y)).factors["1.weight"][0][0].diagonal().min())
-    )  # inputs that are data stay free
 
 
 def test_an_unknown_kind_is_refused(generator):

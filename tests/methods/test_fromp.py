@@ -199,16 +199,6 @@ def test_the_memory_is_bounded_and_shared_by_the_tasks():
     assert len({one.task for one in run.memory.points}) == 12
 
 
-def test_the_order_of_the_rows_does_not_matter():
-    """Of a whole batch: the weights, H and the points."""
-    found = []
-    for order in (torch.arange(30), torch.randperm(30, generator=torch.Generator().manual_seed(0))):
-        run = learned("fromp", [one.select(order.unsqueeze(0)) for one in (task(0, 0), task(1, 0))], **GIVEN)
-        found.append((run.network.posterior.mean, run.memory.precision, *(p.x for p in run.memory.points)))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-10)
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_penalty_is_exactly_0_in_the_first_step(dropout):
     """Adam would turn a rounding error into a full step. Dropout does not reach the points."""

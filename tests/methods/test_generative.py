@@ -247,15 +247,6 @@ def test_classes_named_in_advance_are_new_when_their_rows_come():
     torch.testing.assert_close(learner.predict_proba(X).sum(1), torch.ones(len(X)))
 
 
-def test_new_classes_beside_old_ones_join_them():
-    x, y = blobs([0, 1], dtype=torch.float32)
-    learner = evcl.EVCL(evcl.nn.mlp(5, [8]), epochs=30, lr=0.02)
-    learner.learn((x, y), "0")
-    learner.learn(blobs([0, 1, 2], seed=1, dtype=torch.float32), "1", "0")
-    assert len(groups(learner)) == 1
-    assert learner.measure(blobs([0, 1, 2], seed=2, dtype=torch.float32)).accuracy > 0.9
-
-
 def test_what_a_head_of_several_groups_cannot_do(learner):
     with pytest.raises(evcl.EvclError, match="the classes of this head were learned in 5 groups"):
         learner.mean_network()

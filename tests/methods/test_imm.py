@@ -17,18 +17,12 @@ from small_runs import (
     logits,
     named,
     plain,
-    round_of,
     run_of,
     used_by,
 )
 
-import evcl
 from evcl._core.randomness import GeneratorNoise, generator
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, fisher
-from evcl.methods.imm import SMALLEST, DropTransfer
-from evcl.methods.method import Fitted
-from evcl.nn import Gaussian, Part
+from evcl.methods.imm import SMALLEST
 
 HEADS = (2, 2, 2)
 METHOD_NAMES = ("imm-mean", "imm-mode")
@@ -114,33 +108,3 @@ def test_drop_transfer_is_that_of_plain_torch():
     run.learn([task], noise=GeneratorNoise([generator(3, "noise")]))
     assert 5 < sum(dropped) < 47
     assert_weights(run, run.network.posterior.mean, dict(network.named_parameters()))
-
-
-def test_a_tracker_that_perturbs_restores_the_weights():
-    layout = run_of("imm-mean").network.layout
-    q = Gaussian(torch.arange(float(layout.size), dtype=F64).unsqueeze(0), None, layout)
-    drop = DropTransfer(0.5, [["1.weight", "1.bias"]])
-    drop.begin(Gaussian(torch.zeros_like(q.mean), None, layout), Part(layout, layout))
-    assert drop.perturbs
-    before = q.mean.clone()
-    drop.perturb(q, GeneratorNoise([generator(0, "noise")]))
-    assert not torch.equal(q.mean, before)
-    grads = evcl.methods.Gradients(torch.ones_like(before), None, layout)
-    drop.before(q, grads)
-    assert torch.equal(q.mean, before)
-    assert set(grads.part("1.bias").flatten().tolist()) == {0.0, 2.0}
-    assert bool((grads.part("head 0.weight") == 1).all())
-
-
-def test_the_mode_of_a_weight_without_a_fisher_is_the_mean():
-    run = run_of("imm-mode", **PLAIN_FISHER)
-    network, layout = run.network, run.network.layout
-    zero = Gaussian(torch.zeros_like(network.posterior.mean), None)
-    fitted = Fitted(network, zero, zero, layout, torch.ones(layout.size, dtype=F64))
-    s = resolve("ewc", METHODS["ewc"].known_settings, {**PLAIN_FISHER, "fisher_scale": "none"})
-    found = fisher(fitted, round_of(run, [by_sign(0)]), s)
-    assert not layout.view(found, "1.weight").any()  # of a network of zeros; so the weights of its mode are all e
-    for k in range(2):
-        run.learn([by_sign(k, k)])
-    dead = run.memory.weight <= 2 * SMALLEST
-    assert torch.allclose(run.memory.weight[dead & (run.memory.weight > 0)], torch.tensor(SMALLEST, dtype=F64), rtol=1)

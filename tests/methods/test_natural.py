@@ -17,7 +17,6 @@ from evcl._core.randomness import generator
 from evcl._core.settings import resolve
 from evcl.curvature import StepCurvature
 from evcl.methods import METHODS, Spring, Springs, TaskData
-from evcl.methods.ekf import solved
 from evcl.methods.ivon import IvonRule
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
@@ -156,31 +155,6 @@ def test_vogn_is_what_plain_torch_makes_of_its_equations(chain):
         prior_mean, prior_v = mu, v
         torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(run.network.posterior.variance()[0], v, rtol=1e-8, atol=1e-12)
-
-
-@pytest.mark.parametrize("tempering", [1.0, 0.1])
-def test_vogns_precision_settles_at_that_of_the_data_and_the_prior(tempering):
-    """N h / beta + 1 / s, with the last posterior as the prior."""
-    run = run_of("vogn", tempering=tempering, curvature_rate=0.5, lr=1e-9, epochs=60)
-    before = torch.full((run.network.layout.size,), 4.0, dtype=F64)
-    for k in range(2):
-        one = task(k)
-        run.learn([one], noise=Handed(0.0))
-        mu, v = start(run)
-        h = gradients(run, mu, one.x[0], one.y[0]).square().mean(0)
-        torch.testing.assert_close(1 / v, N * h / tempering + before, rtol=1e-5, atol=1e-5)
-        before = 1 / v
-    assert float(h.max()) > 0.01
-
-
-def test_vogns_mean_settles_at_the_optimum_of_logistic_regression():
-    run = logistic("vogn", tempering=1.0, lr=0.3, momentum=0.0, epochs=200)
-    one = task(0)
-    run.learn([one], noise=Handed(0.0))
-    mu, _ = start(run)
-    slope = gradients(run, mu, one.x[0], one.y[0]).mean(0) + mu / (N * 0.25)
-    assert float(slope.abs().max()) < 1e-8
-    assert float(mu.abs().max()) > 0.1
 
 
 def test_ivon_is_what_plain_torch_makes_of_its_equations():
@@ -379,13 +353,6 @@ def test_the_filter_can_use_coresets(rank):
     for k in range(2):
         learner.learn((task(k).x[0].float(), task(k).y[0]), str(k))
     assert learner.predict(task(0).x[0].float(), task="0").shape == (N,)
-
-
-def test_woodbury_solves_the_system(generator):
-    b, spread = (torch.rand(2, 6, generator=generator, dtype=F64) + 0.1 for _ in range(2))
-    rows = torch.randn(2, 3, 6, generator=generator, dtype=F64)
-    whole = torch.diag_embed(1 / spread) + rows.mT @ rows
-    torch.testing.assert_close(solved(b, spread, rows), torch.linalg.solve(whole, b))
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -166,21 +166,6 @@ def test_dropout_is_heterogeneous_for_new_classes_and_semantic_for_known_ones():
     assert kept[3].tolist() == [1.0] * units  # a kept row
 
 
-def test_used_units_rest():
-    """Over many draws, a unit stays less often the more earlier tasks have used it."""
-    run = run_of("scommer", winners=0.3, heterogeneous=3.0)
-    base = torch.zeros(1, 3, HIDDEN, dtype=F64)
-    base[0, 2] = torch.arange(HIDDEN)
-    dropping, layer = dropping_of(run, base)
-    source, stayed = torch.Generator().manual_seed(0), torch.zeros(HIDDEN, dtype=F64)
-    for _ in range(500):
-        dropping.show(Minibatch(torch.zeros(1, 1, 5), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1).long()))
-        layer.weights.noise = Fixed(torch.rand(1, 2, HIDDEN, generator=source, dtype=F64))
-        stayed += dropping.drop(torch.ones(1, 1, HIDDEN, dtype=F64), layer)[0, 0]
-    assert stayed.sum() == 500 * 4  # 1.1 * ceil(0.3 * 7) = 3.3: four units stay
-    assert stayed[:3].mean() > 1.3 * stayed[4:].mean()
-
-
 def test_wins_are_counted_per_class_and_for_the_rows_of_the_task_alone():
     run = run_of("scommer", winners=0.3, memory=12)
     for one in (task(0, 0), task(1, 1)):

@@ -16,7 +16,6 @@ from small_runs import (
     copies,
     fisher_by_definition,
     learned,
-    named,
     plain,
     run_of,
     used_by,
@@ -25,7 +24,7 @@ from torch import nn
 
 import evcl
 from evcl._core.randomness import generator
-from evcl.methods.xdg import spread, widths
+from evcl.methods.xdg import widths
 
 PLAIN = {**PLAIN_FISHER, "fisher_scale": "none"}
 made = partial(run_of, "xdg", hidden=(7, 6))
@@ -91,24 +90,6 @@ def test_gates_are_drawn_once_per_task_from_the_seed():
     assert both[0].dtype == torch.uint8
 
 
-def test_the_weights_of_closed_units_do_not_move():
-    run = made(gated=0.5, importance="none")
-    run.learn([by_sign(0)])
-    before = named(run, run.network.posterior.mean)
-    run.learn([by_sign(1)])
-    after = named(run, run.network.posterior.mean)
-    gates = gates_of(run, 1)
-    for into, bias, out, gate in (
-        ("1.weight", "1.bias", "3.weight", gates["3.weight"]),
-        ("3.weight", "3.bias", "head 0.weight", gates["heads"]),
-    ):
-        closed = gate == 0
-        assert torch.equal(after[into][closed], before[into][closed])
-        assert torch.equal(after[bias][closed], before[bias][closed])
-        assert torch.equal(after[out][:, closed], before[out][:, closed])
-        assert float((after[bias][~closed] - before[bias][~closed]).abs().max()) > 1e-3
-
-
 @pytest.mark.parametrize(("importance", "other"), [("none", "naive"), ("fisher", "ewc")])
 def test_without_gates_it_is_naive_training_or_ewc(importance, other):
     given = {**PLAIN, "strength": 7.0} if other == "ewc" else {}
@@ -170,18 +151,6 @@ def test_gates_close_the_units_of_any_network():
                 handle.remove()
             z = features @ views["head 0.weight"][r].T + views["head 0.bias"][r]
             torch.testing.assert_close(run.predict(task.x, 0, task=k)[r], z.softmax(1))
-
-
-def test_the_mask_covers_the_columns_of_closed_inputs():
-    run = made()
-    layout = run.network.layout
-    gates = torch.ones(1, 5 + 7 + 6, dtype=torch.uint8)
-    gates[0, [5 + 2, 5 + 7 + 1]] = 0
-    views = layout.views(spread(gates, layout, run.network.posterior.mean))
-    assert views["3.weight"].sum() == 6 * 6
-    assert not views["3.weight"][0, :, 2].any()
-    assert not views["head 1.weight"][0, :, 1].any()
-    assert all(bool(views[name].all()) for name in ("1.weight", "1.bias", "3.bias", "head 0.bias"))
 
 
 def test_predictions_use_the_gates_of_the_task_that_is_named():

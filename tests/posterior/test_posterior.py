@@ -24,11 +24,6 @@ def test_kl_is_the_one_of_torch_distributions(generator):
     torch.testing.assert_close(q.kl(p), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_kl_with_itself_is_zero(generator):
-    q = gaussian(generator)
-    torch.testing.assert_close(q.kl(q), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
 def dense(q, r=0):
     """The precision and the mean of one replica, as a matrix and a vector."""
     return torch.diag(1 / q.variance()[r]), q.mean[r]
