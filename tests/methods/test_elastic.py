@@ -23,7 +23,7 @@ from small_runs import (
 
 from evcl.methods import Elastic
 from evcl.methods.ewc_offline import Anchors
-from evcl.methods.importance import XI
+from evcl.methods.measures import XI
 from evcl.methods.terms import Spring
 from evcl.nn import Gaussian
 

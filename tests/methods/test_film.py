@@ -43,7 +43,7 @@ def plain(name):
     made = {
         "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU()),
         "convolutions": convolutional,
-        "transformer": models.ViT,
+        "transformer": models.vit,
         "batch second": Second,
         "a volume": lambda: nn.Sequential(
             nn.Unflatten(2, (2, 3)), nn.Conv3d(1, 2, (1, 2, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)
@@ -283,7 +283,7 @@ def rows_of(seed, labels=(0, 1), shape=(4,)):
 CASES = {
     "mlp": (lambda: evcl.nn.mlp(4, [8]), (4,)),
     "convolutions": (convolutional, (1, 6, 6)),
-    "transformer": (models.ViT, (1, 6, 6)),
+    "transformer": (models.vit, (1, 6, 6)),
 }
 
 
