@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_fisher import TwiceAndAlong, _a_registered_layer, networks, prepared, reference  # noqa: F401
+from test_fisher import Asking, TwiceAndAlong, networks, prepared, reference
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -182,24 +182,12 @@ def test_an_embedding_s_inputs_are_how_often_each_row_is_used(generator):
     assert torch.equal(a > 0, exact.sum(2) > 0)
 
 
-class Asking(nn.Module):
-    """Attention by one product for query, key and value, or by one for each."""
-
-    def __init__(self, one):
-        super().__init__()
-        self.attend, self.one = nn.MultiheadAttention(4, 2, batch_first=True), one
-
-    def forward(self, x):
-        other = (x, x) if self.one else (x * 1, x * 1)
-        return self.attend(x, *other, need_weights=False)[0].flatten(1)
-
-
 def test_attention_has_the_same_factors_however_it_is_called():
     found = []
-    for one in (True, False):
+    for how in ("one", "each"):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            network, layout, mean = made(Asking(one), torch.Generator().manual_seed(0), 2, 12)
+            network, layout, mean = made(Asking(how), torch.Generator().manual_seed(0), 2, 12)
         x = torch.randn(2, 5, 3, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
         found.append(kfac(Sample(network, mean, layout, [0], x, torch.zeros(2, 5).long()), spread=0.3).factors)
     names = {f"attend.in_proj_weight {k}:{k + 4}" for k in (0, 4, 8)}

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    F64,
-    PLAIN,
-    PLAIN_FISHER,
-    TASKS,
-    assert_springs,
-    assert_weights,
-    copies,
-    fisher_by_definition,
-    learned,
-    logits,
-    plain,
-    run_of,
-    used_by,
-)
+from small_runs import F64, PLAIN, PLAIN_FISHER, TASKS, assert_springs, assert_weights, copies, learned, logits, plain
 
 from evcl.methods import Elastic
 from evcl.methods.ewc_offline import Anchors
@@ -49,10 +36,10 @@ def path_integrals(used, start, path, xi, n):
 
 def by_hand(method, strength, xi=None):
     """The weights after the tasks, and the anchors with their importance: of every task, or of all tasks together."""
-    network, kept = plain(run_of(method)), []
+    network, kept = plain(small_runs.run_of(method)), []
     weights = dict(network.named_parameters())
     for one in TASKS:
-        used = used_by(network, one.head)
+        used = small_runs.used_by(network, one.head)
         start, path = copies(used), {name: torch.zeros_like(w) for name, w in used.items()}
         adam = torch.optim.Adam(used.values(), lr=PLAIN["lr"])
         for _ in range(PLAIN["epochs"]):
@@ -68,7 +55,7 @@ def by_hand(method, strength, xi=None):
         found = {
             "si": lambda: path_integrals(used, start, path, xi, one.n),  # noqa: B023
             "mas": lambda: sensitivities(used, lambda x: logits(network, x, one.head), one.x[0]),  # noqa: B023
-        }.get(method, lambda: fisher_by_definition(used, lambda x: logits(network, x, one.head), one.x[0]))()  # noqa: B023
+        }.get(method, lambda: small_runs.fisher_by_definition(used, lambda x: logits(network, x, one.head), one.x[0]))()  # noqa: B023
         whole = {name: found.get(name, torch.zeros_like(w)) for name, w in weights.items()}
         if method != "ewc-offline" and kept:
             whole = {name: (kept[-1][1][name] + more).clamp_min(0) for name, more in whole.items()}

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    F64,
-    HIDDEN,
-    INPUTS,
-    assert_weights,
-    first_fit,
-    learned,
-    logits,
-    plain,
-    round_of,
-    run_of,
-    task,
-    used_by,
-)
+from small_runs import F64, HIDDEN, INPUTS, assert_weights, first_fit, learned, logits, plain, round_of, run_of, task
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -73,7 +61,11 @@ def by_hand(run, s):
             jacobians = [jacobian(network, weights, x, head, c) for c in range(2)]
             k = [j @ (variance.unsqueeze(1) * j.T) + s["jitter"] * torch.eye(len(x), dtype=F64) for j in jacobians]
             old.append((x, head, m, [torch.linalg.inv(one) for one in k]))
-        used = {name: w for head in {one.head, *(h for _, h in points)} for name, w in used_by(network, head).items()}
+        used = {
+            name: w
+            for head in {one.head, *(h for _, h in points)}
+            for name, w in small_runs.used_by(network, head).items()
+        }
         adam = torch.optim.Adam(used.values(), lr=0.02)
         for _ in range(4):
             adam.zero_grad()

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    F64,
-    PLAIN_FISHER,
-    adam,
-    assert_weights,
-    by_sign,
-    copies,
-    fisher_by_definition,
-    learned,
-    logits,
-    named,
-    plain,
-    run_of,
-    used_by,
-)
+from small_runs import F64, PLAIN_FISHER, adam, assert_weights, by_sign, copies, learned, logits, plain, run_of, used_by
 
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl.methods.imm import SMALLEST
@@ -40,11 +27,11 @@ def test_what_predicts_is_the_closed_form_and_not_the_last_weights(method, heads
         used = used_by(network, task.head)
         own = {name: torch.ones_like(w) for name, w in used.items()}
         if method == "imm-mode":
-            own = fisher_by_definition(used, lambda x, n=network, k=task.head: logits(n, x, k), task.x[0])
+            own = small_runs.fisher_by_definition(used, lambda x, n=network, k=task.head: logits(n, x, k), task.x[0])
             own = {name: total / task.n + SMALLEST for name, total in own.items()}
         ends.append(copies(dict(network.named_parameters())))
         weights.append({name: own.get(name, torch.zeros_like(w)) for name, w in ends[-1].items()})
-    found, last = named(run, run.predictor(0).mean), ends[-1]
+    found, last = small_runs.named(run, run.predictor(0).mean), ends[-1]
     for name, view in found.items():
         total = sum(w[name] for w in weights)
         wanted = sum(w[name] * mu[name] for w, mu in zip(weights, ends, strict=True)) / total

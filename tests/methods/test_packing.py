@@ -421,3 +421,22 @@ def test_two_networks_of_a_memory_have_heads_of_their_own():
     for head in ("head 0.weight", "head 1.weight"):
         first, second = (one.network.layout.view(one.posterior.mean, head) for one in (memory.first, memory.second))
         assert (first != second).any()
+
+
+@dataclass(frozen=True)
+class Silent:
+    used: Tensor = None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    inner: NoSuchClass  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [(Silent, "'used' must declare how it is stored"), (Unknown, "'inner': name 'NoSuchClass' is not defined")],
+)
+def test_a_field_that_does_not_say_how_it_lives_is_refused(memory, message):
+    with pytest.raises(evcl.EvclError, match=message):
+        evcl.Learner(evcl.nn.mlp(4, [5]), Method("silent", "", bayesian=False, memory=memory), epochs=1)

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    EXAMPLES,
-    F64,
-    HIDDEN,
-    INPUTS,
-    assert_weights,
-    first_fit,
-    learned,
-    logits,
-    plain,
-    round_of,
-    run_of,
-    task,
-    used_by,
-)
+from small_runs import EXAMPLES, F64, HIDDEN, INPUTS, assert_weights, first_fit, logits, plain, run_of, task, used_by
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -139,7 +126,7 @@ class Fixed:
 
 def dropping_of(run, base):
     """The dropout of a second round after these counts of wins, and the layer that drops."""
-    dropping = Dropping(base, 1, round_of(run, [task(0, 0)], 1, []), run.settings)
+    dropping = Dropping(base, 1, small_runs.round_of(run, [task(0, 0)], 1, []), run.settings)
     dropping.begin(run.network.posterior, Part(run.network.layout, run.network.layout))
     (layer,) = (module for module in run.network.modules() if type(module).__name__ == "KWinnersLayer")
     return dropping, layer
@@ -180,7 +167,7 @@ def test_wins_are_counted_per_class_and_for_the_rows_of_the_task_alone():
 def test_a_rate_below_1_skips_updates():
     found = []
     for rate in (0.5, 1.0):
-        run = learned("scommer", [task(0, 0)], **{**PLAIN, "stable_rate": rate, "stable_decay": 0.5})
+        run = small_runs.learned("scommer", [task(0, 0)], **{**PLAIN, "stable_rate": rate, "stable_decay": 0.5})
         found.append(run.memory.stable.mean)
         assert torch.equal(run.predictor(0).mean, run.memory.stable.mean)
         assert not torch.equal(run.memory.stable.mean, run.network.posterior.mean)  # where learning goes on

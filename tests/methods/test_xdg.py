@@ -5,21 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    F64,
-    PLAIN_FISHER,
-    adam,
-    assert_weights,
-    by_sign,
-    copies,
-    fisher_by_definition,
-    learned,
-    plain,
-    run_of,
-    used_by,
-)
+from small_runs import F64, PLAIN_FISHER, adam, assert_weights, by_sign, copies, fisher_by_definition, learned, plain
 from torch import nn
 
 import evcl
@@ -27,7 +16,7 @@ from evcl._core.randomness import generator
 from evcl.methods.xdg import widths
 
 PLAIN = {**PLAIN_FISHER, "fisher_scale": "none"}
-made = partial(run_of, "xdg", hidden=(7, 6))
+made = partial(small_runs.run_of, "xdg", hidden=(7, 6))
 
 
 def gates_of(run, task, r=0):
@@ -54,7 +43,7 @@ def test_it_trains_as_plain_torch_does(importance, heads):
     for k, head in enumerate(heads):
         task = by_sign(k, head)
         run.learn([task])
-        gates, used = gates_of(run, k), used_by(network, head)
+        gates, used = gates_of(run, k), small_runs.used_by(network, head)
         assert 0 < float(gates["3.weight"].sum()) < 7
         anchor = copies(used)
 
