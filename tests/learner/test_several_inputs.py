@@ -15,8 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import evcl
-from evcl._core.forms import EXACT, Form, pack, widened
+from evcl._core.forms import Form, widened
 from evcl.curvature import Sample, fisher
+from evcl.learner.packing import EXACT, pack
 from evcl.methods import get
 from evcl.nn.inputs import Call
 from evcl.training import Run, TaskData
