@@ -16,7 +16,6 @@ from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
-import evcl
 from evcl.nn import bayesianize
 
 B, T = 4, 5
@@ -62,15 +61,11 @@ def tokens():
     return Net(run, token=torch.randn(1, 1, 4), place=torch.randn(1, T + 1, 4))
 
 
-class Scale(nn.Module):
+class Scale(Net):
     """A layer of a user's own: taken whole."""
 
     def __init__(self):
-        super().__init__()
-        self.gamma, self.inner = nn.Parameter(torch.randn(4)), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.inner(x * self.gamma).tanh()
+        super().__init__(lambda m, x: m.inner(x * m.gamma).tanh(), gamma=torch.randn(4), inner=nn.Linear(4, 3))
 
 
 def two():
@@ -378,10 +373,8 @@ class Recorded:
 
 
 @pytest.fixture(autouse=True)
-def _registered(torch_draws):
-    evcl.nn.register(Scale)
-    yield
-    del evcl.nn.convert._FORMS[Scale]
+def _one_is_registered(torch_draws, registered):
+    registered(Scale)
 
 
 def prepared(name, replicas, dtype, generator):

@@ -276,13 +276,9 @@ def test_means_start_from_the_module_or_he_uniform():
     assert not torch.equal(views["0.weight"][0], views["0.weight"][1])
 
 
-class Scale(nn.Module):
+class Scale(Net):
     def __init__(self):
-        super().__init__()
-        self.gamma = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return x * self.gamma
+        super().__init__(lambda m, x: x * m.gamma, gamma=torch.ones(3))
 
 
 def test_an_unknown_layer_learns_or_is_named_and_stays_as_it_is():
@@ -294,7 +290,7 @@ def test_an_unknown_layer_learns_or_is_named_and_stays_as_it_is():
     assert network.frozen == {"1.gamma": "Scale"}
 
 
-def test_a_registered_layer_takes_part():
+def test_a_registered_layer_takes_part(registered):
     class BayesianScale(evcl.nn.BayesianLayer):
         def forward(self, x):
             x = self.unfold(x)
@@ -303,34 +299,32 @@ def test_a_registered_layer_takes_part():
         def example_gradient(self, parameter, x, delta):
             return x * delta
 
-    evcl.nn.register(Scale, BayesianScale)
-    try:
-        learner = evcl.EWC(nn.Sequential(nn.Linear(3, 3), Scale()), epochs=3)
-        learner.learn((torch.eye(3), [0, 1, 1]))
-        network = learner.parts.run.network
-        views = network.layout.views(network.posterior.mean)
-        assert "1.gamma" in views
-        assert not torch.equal(views["1.gamma"], torch.ones(1, 3))
-        assert (network.layout.views(learner.parts.run.memory.importance)["1.gamma"] > 0).any()
-    finally:
-        from evcl.nn import convert
-
-        del convert._FORMS[Scale]
+    registered(Scale, BayesianScale)
+    learner = evcl.EWC(nn.Sequential(nn.Linear(3, 3), Scale()), epochs=3)
+    learner.learn((torch.eye(3), [0, 1, 1]))
+    network = learner.parts.run.network
+    assert not torch.equal(network.layout.view(network.posterior.mean, "1.gamma"), torch.ones(1, 3))
+    assert (network.layout.view(learner.parts.run.memory.importance, "1.gamma") > 0).any()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    ("module", "message"),
+    ("make", "message"),
     [
-        (nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3, affine=False)), "mixes the examples of a batch"),
-        (nn.BatchNorm1d(3, track_running_stats=False), "depend on its batch"),
-        (nn.Embedding(3, 3, max_norm=1.0), "max_norm or scale_grad_by_freq"),
-        (nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "global generator"),
-        ("a network", "must be a torch.nn.Module, not str"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3, affine=False)), "mixes the examples of a batch"),
+        (lambda: nn.BatchNorm1d(3, track_running_stats=False), "depend on its batch"),
+        (lambda: nn.Embedding(3, 3, max_norm=1.0), "max_norm or scale_grad_by_freq"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "global generator"),
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "'0.weight' has no shape yet: call the network on a batch once"),
+        (lambda: nn.Linear(4, 3, device="meta"), "'weight' is on the device 'meta' and has no values"),
+        (lambda: nn.Linear(4, 3, dtype=torch.complex64), "'weight' is torch.complex64"),
+        (lambda: torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)), "pass the module that it was made from"),
+        (lambda: "a network", "must be a torch.nn.Module, not str"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(module, message):
+def test_what_cannot_be_converted_is_refused(make, message):
     with pytest.raises(evcl.EvclError, match=message):
-        bayesianize(module)
+        bayesianize(make())
 
 
 @pytest.mark.parametrize("frozen", [("0.weight", "0.bias"), ("0.weight",)])

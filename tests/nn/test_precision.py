@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from models import Net
 from torch import nn
 
 import evcl
 
 
-class Words(nn.Module):
+def words():
     """Tokens, positions, attention and a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.position = nn.Embedding(20, 16), nn.Parameter(torch.zeros(1, 6, 16))
-        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
-
-    def forward(self, x):
-        return self.block(self.embed(x) + self.position).mean(1)
+    block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+    parts = {"embed": nn.Embedding(20, 16), "position": torch.zeros(1, 6, 16), "block": block}
+    return Net(lambda m, x: m.block(m.embed(x) + m.position).mean(1), **parts)
 
 
-class Reads(nn.Module):
+def reads():
     """A recurrent layer, a cell, and a matrix that the network's own code uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.cell = nn.LSTM(4, 16, batch_first=True, bidirectional=True), nn.GRUCell(32, 16)
-        self.matrix = nn.Parameter(torch.randn(16, 16) / 4)
-
-    def forward(self, x):
-        said, _ = self.layer(x)
-        return self.cell(said.mean(1)) @ self.matrix
+    parts = {"layer": nn.LSTM(4, 16, batch_first=True, bidirectional=True), "cell": nn.GRUCell(32, 16)}
+    return Net(lambda m, x: m.cell(m.layer(x)[0].mean(1)) @ m.matrix, **parts, matrix=torch.randn(16, 16) / 4)
 
 
 NETWORKS = {
@@ -43,8 +32,8 @@ NETWORKS = {
         ),
         lambda g: torch.randn(300, 1, 6, 6, generator=g).add_(torch.randn(300, 1, 1, 1, generator=g)),
     ),
-    "recurrent": (Reads, lambda g: torch.randn(300, 5, 4, generator=g)),
-    "transformer": (Words, lambda g: torch.randint(20, (300, 6), generator=g)),
+    "recurrent": (reads, lambda g: torch.randn(300, 5, 4, generator=g)),
+    "transformer": (words, lambda g: torch.randint(20, (300, 6), generator=g)),
 }  # fmt: skip
 
 
