@@ -8,27 +8,14 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from models import Net, saved
+from models import Net, bound, saved, sources
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import evcl
-from evcl._core.randomness import GeneratorNoise
 from evcl.nn import bayesianize
 
 pytestmark = pytest.mark.usefixtures("torch_draws")
-
-
-def bound(network, noise=None):
-    """Trained without variances, so that the noise is that of dropout alone."""
-    network.begin()
-    network.bind(network.posterior.mean, None, network.layout)
-    network.weights.noise = noise
-    return network
-
-
-def sources(count):
-    return GeneratorNoise([torch.Generator().manual_seed(r) for r in range(count)])
 
 
 def old(layer):
@@ -49,7 +36,8 @@ def test_the_vectors_of_a_spectral_norm_follow_the_weights_in_training_alone(nor
         for r, one in enumerate(own):
             for name, p in one.named_parameters():
                 p.data.copy_(network.layout.view(network.posterior.mean, f"0.{name}")[r])
-        bound(network, sources(3) if step < 3 else None)
+        network.begin()
+        bound(network, sources(3) if step < 3 else None, drawn=False)
         if step == 3:
             kept = {name: t.clone() for name, t in network.statistics().items()}
             own = [one.eval() for one in own]
@@ -90,8 +78,8 @@ def test_dropout_between_layers_is_the_runs_noise(make, generator):
     reads = Net(lambda m, x: m.layer(x.transpose(0, 1))[0][-1], layer=make(4, 5, 3, dropout=0.5))
     network = bayesianize(reads, replicas=2)
     state = torch.get_rng_state()
-    plain = bound(network)(x)
-    first, again = (bound(network, sources(2))(x) for _ in range(2))
+    plain = bound(network, drawn=False)(x)
+    first, again = (bound(network, sources(2), drawn=False)(x) for _ in range(2))
     assert torch.equal(first, again)
     assert not torch.equal(first, plain)
     assert torch.equal(torch.get_rng_state(), state)
@@ -99,9 +87,7 @@ def test_dropout_between_layers_is_the_runs_noise(make, generator):
 
 def test_all_calls_of_a_cell_share_one_draw_and_passes_do_not(generator):
     twice = Net(lambda m, x: torch.cat([m.cell(x), m.cell(x)], 1), cell=nn.GRUCell(4, 5))
-    network = bayesianize(twice, init_std=0.5)
-    network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
-    network.weights.noise = sources(1)
+    network = bound(bayesianize(twice, init_std=0.5), sources(1))
     x = torch.randn(6, 4, generator=generator)
     first, second = network(x), network(x)
     assert torch.equal(first[:, :5], first[:, 5:])
@@ -128,7 +114,7 @@ def test_a_layer_with_hooks_keeps_them(generator):
     module[0].register_forward_hook(lambda layer, args, output: seen.append(output.shape) or 2 * output)
     network = bayesianize(module)
     x = torch.randn(5, 4, generator=generator)
-    torch.testing.assert_close(bound(network)(x), module(x))
+    torch.testing.assert_close(bound(network, drawn=False)(x), module(x))
     assert len(seen) == 2
 
 
@@ -139,7 +125,7 @@ def test_only_and_skip_choose_direct_parameters(generator):
         network = bayesianize(module, **options)
         assert network.trunk_names == ("a",)
         assert list(network.trunk.state_dict()) == ["b"]
-        torch.testing.assert_close(bound(network)(x), module(x))
+        torch.testing.assert_close(bound(network, drawn=False)(x), module(x))
     with pytest.raises(evcl.EvclError, match="unknown module 'c'"):
         bayesianize(module, skip="c")
 
@@ -150,5 +136,5 @@ def test_a_parameter_tied_to_a_layers_weight_is_one_weight(generator):
     module.again = module.inner.weight
     network = bayesianize(module)
     assert set(network.trunk_names) in ({"inner.weight", "inner.bias"}, {"again", "inner.bias"})
-    torch.testing.assert_close(bound(network)(x), module(x))
+    torch.testing.assert_close(bound(network, drawn=False)(x), module(x))
     evcl.EWC(module, epochs=1).learn((x, [0, 1, 0, 1, 0]))

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from models import Net, run_of
+from models import Net, bound, run_of
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
@@ -416,8 +416,7 @@ def test_outputs_and_gradients_are_the_naive_ones(name, replicas, dtype, generat
     network.begin()
 
     # at the mean it is the plain layer
-    network.bind(posterior.mean, None, layout)
-    at_mean = forward(network, x)
+    at_mean = forward(bound(network, drawn=False), x)
     for r, part in enumerate(x.split(B)):
         weights = {k: view[r] for k, view in layout.views(posterior.mean).items()}
         wanted = functional_call(plain, weights, (part,))
@@ -429,8 +428,7 @@ def test_outputs_and_gradients_are_the_naive_ones(name, replicas, dtype, generat
     # the training pass
     grads = torch.zeros_like(posterior.mean), torch.zeros_like(posterior.mean)
     variance = posterior.variance()
-    network.bind(posterior.mean, variance, layout, grads)
-    network.weights.noise = noise
+    bound(network, noise, grads=grads)
     fast_x = x if whole else x.clone().requires_grad_()
     y = forward(network, fast_x)
     up = torch.randn(y.shape, generator=generator, dtype=dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import Net
+from models import Net, bound, sources
 from torch import nn
 
 import evcl
@@ -28,10 +28,8 @@ def test_pre_activations_have_the_moments_of_drawn_weights(plain, shape, generat
     """Mean and variance of each output, over many draws of the noise, are those that drawn weights give."""
     plain = plain().double()
     network = bayesianize(plain, init_std=0.3, dtype=torch.float64)
-    mean = network.posterior.mean
-    network.posterior.log_std += 0.2 * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
-    network.bind(mean, network.posterior.variance(), network.layout)
-    network.weights.noise = GeneratorNoise([generator])
+    network.posterior.log_std += 0.2 * torch.randn_like(network.posterior.mean)
+    bound(network, GeneratorNoise([generator]))
     draws = 4000
     x = torch.randn(1, *shape, generator=generator, dtype=torch.float64)
     with torch.no_grad():  # in many batches, since what examples of one batch draw is not independent
@@ -63,9 +61,7 @@ POSITIONS = {
 def test_positions_of_an_example_share_its_weights_and_examples_do_not(name, replicas, generator):
     """Where an example's input is the same everywhere, so is its output; another example's, and replica's, is not."""
     make, spread = POSITIONS[name]
-    network = bayesianize(make(), init_std=0.3, replicas=replicas, dtype=torch.float64)
-    network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
-    network.weights.noise = GeneratorNoise([torch.Generator().manual_seed(r) for r in range(replicas)])
+    network = bound(bayesianize(make(), init_std=0.3, replicas=replicas, dtype=torch.float64), sources(replicas))
     network.weights.batch = 5 * replicas
     if "folded" in name:
         network.trunk.fold = 6
@@ -78,25 +74,6 @@ def test_positions_of_an_example_share_its_weights_and_examples_do_not(name, rep
     torch.testing.assert_close(y, y[:, :1].expand_as(y), rtol=1e-9, atol=1e-12)
     apart = (y[:, 0].unsqueeze(0) - y[:, 0].unsqueeze(1)).abs().amax(2)
     assert (apart + torch.eye(len(y)) > 1e-3).all()
-
-
-@pytest.mark.parametrize("name", ["linear along a sequence", "conv2d", "conv1d, folded"])
-def test_a_replica_of_a_layer_with_positions_draws_what_it_draws_alone(name, generator):
-    make, spread = POSITIONS[name]
-    network = bayesianize(make(), init_std=0.3, replicas=3, dtype=torch.float64)
-    mean, variance = network.posterior.mean, network.posterior.variance()
-    network.trunk.fold = 6 if "folded" in name else 1
-    x = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
-
-    def passed(rows):
-        network.bind(mean[rows], variance[rows], network.layout)
-        network.weights.noise = GeneratorNoise([torch.Generator().manual_seed(r) for r in rows])
-        network.weights.batch = 5 * len(rows)
-        return network.trunk(spread(x[rows].flatten(0, 1))).unflatten(0, (len(rows), -1))
-
-    whole = passed([0, 1, 2])
-    for r in range(3):
-        torch.testing.assert_close(passed([r])[0], whole[r], rtol=1e-12, atol=1e-12)
 
 
 class Handed:
@@ -158,10 +135,9 @@ def test_products_in_bf16_are_close_and_the_state_stays_float32(layer, shape, ge
     x = torch.randn(64, *shape, generator=generator)
     found = []
     for low in (None, torch.bfloat16):
-        network.weights.noise, network.weights.compute_dtype = Handed(), low
         flat = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
-        network.bind(network.posterior.mean, network.posterior.variance(), network.layout, flat)
-        network.weights.batch = len(x)
+        bound(network, Handed(), grads=flat)
+        network.weights.compute_dtype, network.weights.batch = low, len(x)
         y = network.trunk(x)
         y.square().mean().backward()
         network.collect_gradients()
@@ -173,12 +149,9 @@ def test_products_in_bf16_are_close_and_the_state_stays_float32(layer, shape, ge
 
 
 def test_a_row_of_zeros_without_a_bias_has_a_gradient(generator):
-    network = bayesianize(nn.Linear(3, 2, bias=False), init_std=0.1)
-    network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
-    leaves = network.leaves(network.layout)
-    network.weights.noise = GeneratorNoise([generator])
+    network = bound(bayesianize(nn.Linear(3, 2, bias=False), init_std=0.1), GeneratorNoise([generator]))
     out = network(torch.zeros(4, 3))
-    grads = torch.autograd.grad(out.square().sum() + out.sum(), leaves)
+    grads = torch.autograd.grad(out.square().sum() + out.sum(), network.leaves(network.layout))
     assert all(g.isfinite().all() for g in grads)
 
 
@@ -187,7 +160,6 @@ def test_dropout_keeps_the_expectation_and_is_off_in_prediction(layer, positions
     network = bayesianize(nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 2)))
     dropout = network.trunk[0]
     x = torch.ones(2000, 8, 2, 2)
-    network.weights.noise = None
     assert torch.equal(dropout(x), x)
     network.weights.noise = GeneratorNoise([generator])
     y = dropout(x)
@@ -206,8 +178,7 @@ def test_tied_weights_share_one_slice():
     plain.again = plain.first  # the same layer under a second name
     network, x = bayesianize(plain), torch.ones(2, 4)
     assert list(network.layout.shapes) == ["first.weight", "first.bias", "second.bias", "out.weight", "out.bias"]
-    network.bind(network.posterior.mean, None, network.layout)
-    torch.testing.assert_close(network(x), plain(x))
+    torch.testing.assert_close(bound(network, drawn=False)(x), plain(x))
 
 
 def table_and_matrices(tied):
@@ -231,9 +202,7 @@ def test_the_gradients_of_tied_weights_add_up(replicas, generator):
         for name, view in network.layout.views(network.posterior.mean).items():
             view.copy_(shared if "weight" in name else torch.zeros_like(view))
         grads = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
-        network.bind(network.posterior.mean, network.posterior.variance(), network.layout, grads)
-        network.weights.noise = Handed()
-        network(x).square().sum().backward()
+        bound(network, Handed(), grads=grads)(x).square().sum().backward()
         network.collect_gradients()
         found[tied] = [network.layout.views(flat) for flat in grads]
     for one, three in zip(found[True], found[False], strict=True):

@@ -93,18 +93,20 @@ def test_parameters_of_every_kind(method):
     assert set(learner.parts.run.network.trunk_names) == names
 
 
-class Several(nn.Module):
-    def __init__(self, form):
-        super().__init__()
-        self.words, self.form = nn.Embedding(9, 4), form
+class Several(Net):
+    """Its output is what `run` makes of the features."""
+
+    def __init__(self, run):
+        super().__init__(run, words=nn.Embedding(9, 4))
 
     def forward(self, input_ids, attention_mask):
         there = attention_mask.unsqueeze(2)
-        h = (self.words(input_ids) * there).sum(1) / there.sum(1)
-        return {"tensor": h, "tuple": (h, None), "dict": {"features": h}}[self.form]
+        return self.run((self.words(input_ids) * there).sum(1) / there.sum(1))
 
 
-@pytest.mark.parametrize(("form", "output"), [("tensor", None), ("tuple", 0), ("dict", "features")])
+@pytest.mark.parametrize(
+    ("form", "output"), [(lambda h: h, None), (lambda h: (h, None), 0), (lambda h: {"features": h}, "features")]
+)
 def test_two_inputs_and_every_form_of_output(form, output):
     x, y = words()
     learner = learner_of("evcl", Several(form), output=output)
@@ -116,7 +118,7 @@ def test_two_inputs_and_every_form_of_output(form, output):
 def test_an_output_that_must_be_chosen_says_so():
     x, y = words()
     with pytest.raises(evcl.EvclError, match=r"choose one of its outputs, output=NAME or output=0"):
-        learner_of("evcl", Several("tuple")).learn(((x, torch.ones_like(x)), y))
+        learner_of("evcl", Several(lambda h: (h, None))).learn(((x, torch.ones_like(x)), y))
 
 
 def test_a_network_in_float64_stays_in_float64(tmp_path):
