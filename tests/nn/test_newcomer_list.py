@@ -115,12 +115,6 @@ def test_two_inputs_and_every_form_of_output(form, output):
     assert learner.predict({"input_ids": x, "attention_mask": mask}).shape == (40,)
 
 
-def test_an_output_that_must_be_chosen_says_so():
-    x, y = words()
-    with pytest.raises(evcl.EvclError, match=r"choose one of its outputs, output=NAME or output=0"):
-        learner_of("evcl", Several(lambda h: (h, None))).learn(((x, torch.ones_like(x)), y))
-
-
 def test_a_network_in_float64_stays_in_float64(tmp_path):
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh()).double()
     learner = learner_of("evcl", network)
