@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from evcl import Callback, EvclError, tables
@@ -18,7 +17,7 @@ from evcl._core.interrupts import Interrupted
 from evcl.tables.commands import open_source
 from evcl.tables.encoding import Encoder
 from evcl.tables.fitting import EncoderFitting
-from evcl.tables.model import NOTE
+from evcl.tables.model import NOTE, notes_of
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -62,23 +61,27 @@ def test_a_new_category_is_learned(model):
     assert np.abs(probabilities(model) - before).mean() < 0.2  # and the first month is known
 
 
+def encoded(found, path):
+    source = open_source(Path(path), found)
+    found.check(source, (), "missing")
+    (piece,) = source.pieces([name for name in found.encoder.names if name in source.shapes])
+    out = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
+    found.encoder.encode(piece, source, out)
+    return out
+
+
 def test_predictions_for_old_rows_stay_when_the_encoder_grows(model):
     """Without any training: new texts, columns, missing values and a new scale, all at once."""
     frame = shop(seed=1, cities=("bath", "leeds"), shift=5000, scale=40).assign(size=np.arange(300) % 7)
     frame.loc[::9, "x"] = np.nan
     frame.to_csv("b.csv", index=False)
     found = tables.load_model(Path("m"))
-    old = open_source(Path("a.csv"), found)
-    found.check(old, (), "learn")
-    (piece,) = old.pieces(found.encoder.names)
-    before = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, old, before)
+    before = encoded(found, "a.csv")
     logits = found.learner.mean_network()(torch.tensor(before))
     found.see(open_source(Path("b.csv"), found))
     kinds = [part.kind for part in found.encoder.columns]
     assert sorted(kinds) == ["beyond", "category", "category", "missing", "number", "number"]
-    after = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, old, after)
+    after = encoded(found, "a.csv")
     width = before.shape[1]
     assert (after[:, :width] == before).all()
     assert (after[:, width:] == 0).all()  # also the column `size`, which these rows lack
@@ -93,11 +96,7 @@ def test_what_lies_far_outside_gets_a_scale_of_its_own(model, tmp_path):
         "learn", "--model", "m", "--data", "b.csv", "--epochs", "60"
     )
     found = tables.load_model(Path("m"))
-    source = open_source(Path("b.csv"), found)
-    found.check(source, (), "learn")
-    (piece,) = source.pieces(["x", "city"])
-    inputs = np.empty((300, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, source, inputs)
+    inputs = encoded(found, "b.csv")
     assert np.abs(inputs).max() < 10
     assert inputs[:, -1] == pytest.approx(3 + (frame.x - frame.x.mean()) / frame.x.std(ddof=0), abs=1e-3)
     assert Encoder.rebuilt(found.encoder.described()).described() == found.encoder.described()
@@ -155,15 +154,6 @@ def test_missing_values_that_come_later_are_marked(model):
     out = model("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")[1]
     assert "note: missing values are new in x: an input marks them\n" in out
     assert [p.kind for p in tables.load_model(Path("m")).encoder.parts("x")] == ["number", "missing"]
-
-
-def encoded(found, path):
-    source = open_source(Path(path), found)
-    found.check(source, (), "missing")
-    (piece,) = source.pieces([name for name in found.encoder.names if name in source.shapes])
-    out = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, source, out)
-    return out
 
 
 # For each file, what x, the number `late` and the date `day` are: full, with some empty cells, empty, or not there (-);
@@ -338,9 +328,8 @@ def test_a_damaged_description_is_refused_or_read_and_never_crashes(evcl):
     frame.loc[::9, "x"] = np.nan
     frame.to_csv("b.csv", index=False)
     evcl.done("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")
-    with safe_open("m", framework="pt") as file:
-        notes = file.metadata()
-    tensors, saved = load_file("m"), json.loads(notes[NOTE])
+    notes, tensors = notes_of(Path("m")), load_file("m")
+    saved = json.loads(notes[NOTE])
     assert sorted({part["kind"] for part in saved["columns"]}) == ["beyond", "category", "missing", "number", "time"]
     refused = []
     for i, part in enumerate(saved["columns"]):
