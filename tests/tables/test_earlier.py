@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tabular import predicted
 
 from evcl import EvclError, tables
 from evcl.tables.earlier import LEAST, Summary, _similar, estimate, standing
@@ -36,8 +37,7 @@ def learn(evcl):
 
 
 def accuracy(evcl, frame, task):
-    frame.to_csv("test.csv", index=False)
-    out = evcl("predict", "--model", "m", "--data", "test.csv", "--out", "p.csv", "--task", task, "--json")[1]
+    out = predicted(evcl, frame, "test", "--task", task, "--json")
     return json.loads(out)["accuracy"]
 
 
