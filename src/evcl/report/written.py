@@ -22,9 +22,9 @@ LOCK = ".evcl-report.lock"  # in the folder while a report is written
 
 def check_installed() -> None:
     """Make sure, before hours of training, that figures and the page can be drawn."""
-    with extra("report", "figures and the page need matplotlib and plotly"):
+    with extra("report", "figures and the page need matplotlib and Jinja2"):
+        import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
-        import plotly  # noqa: F401
 
 
 def write_report(folder: Path, title: str = "Continual learning with evcl", made: str = "") -> list[Path]:
@@ -47,7 +47,7 @@ def _written(folder: Path, groups: dict[str, Group], title: str, made: str) -> l
     written: list[Path] = []
     for group in groups.values():
         for suffix, draw in {**(STREAM_FIGURES if group.is_stream else FIGURES), **DIAGNOSTICS}.items():
-            figure = draw(group)
+            figure = draw(group, False)
             for kind in KINDS if figure is not None else ():
                 assert figure is not None
                 written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
