@@ -40,14 +40,14 @@ class Setting:
     auto: bool = False  # True: "auto" is allowed too, and a rule chooses the value
     refuses: Mapping[str, str] = field(default_factory=dict)  # values that other methods take -> why this one does not
 
-    def check(self, name: str, value: Any) -> Value:
+    def check(self, name: str, value: object) -> Value:
         """Return `value` converted to this setting's type; if it is invalid, raise an error saying what is expected."""
         if why := self.refuses.get(str(value).lower()):
             raise EvclError(f"{name}={value} cannot be used with this method: {why}", setting=name)
         if self.auto and isinstance(value, str) and value == "auto":
             return "auto"
         if isinstance(self.default, bool):
-            words: dict[Any, bool] = {"false": False, "true": True}
+            words: dict[object, bool] = {"false": False, "true": True}
             if isinstance(value, bool) or (isinstance(value, str) and value in words):
                 return words.get(value, value)
             raise EvclError(f"{name} must be true or false, not {brief(value)}", setting=name)
@@ -169,7 +169,7 @@ def decided(value: Number | Auto) -> Number:
     return value
 
 
-def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) -> Settings:
+def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, object]) -> Settings:
     """Check the `given` values, and use the defaults of `known` for all other settings."""
     for name in given:
         if name not in known:
@@ -179,7 +179,7 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) 
 
 def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
     """Combine the settings of R replicas: real numbers that differ become [R, 1] tensors; all others must agree."""
-    stacked: dict[str, Any] = {}
+    stacked: dict[str, object] = {}
     for name, value in settings[0].items():
         values = [s[name] for s in settings]
         if all(v == value for v in values):

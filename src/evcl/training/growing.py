@@ -14,9 +14,8 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator, weights_of
 from evcl._core.settings import Settings, stack
-from evcl.methods import Method, Model, for_settings, packing
-from evcl.methods import memory as memories
-from evcl.methods.memory import Fresh
+from evcl.methods import Method, Model, for_settings, memories, packing
+from evcl.methods.memories import Fresh, hows
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Slot, he_std, he_uniform, head
 from evcl.posterior import Extending
 from evcl.training.replicas import Replicas
@@ -141,7 +140,7 @@ class Growing(Replicas):
         """
         memory, mean = self.memory, self.network.posterior.mean
         method = for_settings(method, settings)
-        now, before = (memories.hows(one).keys() for one in (method.memory, memory))
+        now, before = (hows(one).keys() for one in (method.memory, memory))
         if now != before and "inner" in before and "inner" not in now:
             memory = memory.inner
         elif now != before:

@@ -17,7 +17,7 @@ from evcl._core.errors import EvclError
 from evcl._core.forms import widened
 from evcl._core.randomness import Purpose, generator
 from evcl.methods import TaskData
-from evcl.methods.memory import with_examples
+from evcl.methods.memories import with_examples
 from evcl.methods.method import Asked, Newcomer
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
 from evcl.nn.per_task import TaskWeights

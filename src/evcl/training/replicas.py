@@ -16,9 +16,8 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided, stack
-from evcl.methods import Method, Model, TaskData, for_settings, packing
-from evcl.methods import memory as memories
-from evcl.methods.memory import Fresh
+from evcl.methods import Method, Model, TaskData, for_settings, memories, packing
+from evcl.methods.memories import Fresh
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Names, Prior, bayesianize, log_stds
 from evcl.nn.convert import INIT_SHARE
 from evcl.nn.independence import check_examples_independent
