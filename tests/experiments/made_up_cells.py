@@ -1,9 +1,12 @@
-"""Results that nobody trained for."""
+"""Results that nobody trained for, and benchmarks of a test's own."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 from msgspec.structs import replace
 
+from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
 from evcl.experiments import Environment, Result
 from evcl.experiments.result import MEASURES, summarise
 
@@ -25,3 +28,17 @@ def result_of(config, accuracy=0.5):
 
 def untimed(result):
     return replace(result, seconds=0.0)
+
+
+@contextmanager
+def registered(name, tasks=None, **network):
+    """While this lasts, there is a benchmark of this name: the split digits or these tasks, with a trunk of its own."""
+
+    def build(request):
+        return Benchmark(name, tasks or get("split-digits"), seed=request.seed, **network)
+
+    register(Entry(name, "", build, seeded=False))
+    try:
+        yield name
+    finally:
+        BENCHMARKS.remove(name)
