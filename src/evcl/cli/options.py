@@ -171,6 +171,7 @@ def chosen_seeds(count: int | None, listed: str | None) -> list[int]:
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 # The exception typer raises for wrong usage: click's class or, depending on typer's version, its own copy of it.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+Click = Any  # the types of click, of which some versions of typer have a copy of their own
 GIVEN = "evcl.given"  # the key of a context's `meta` that holds the options as they were given
 KINDS = {"integer": "a whole number", "number": "a number", "float": "a number"}  # words of typer's messages
 SECTIONS = {  # of evcl --help, in order: each command, and the file that it is in
@@ -187,7 +188,7 @@ HOMES = {name: home for commands in SECTIONS.values() for name, home in commands
 class Once(TyperCommand):
     """A command that refuses an option that is given twice, unless it may be repeated: the last one would win."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Click, args: list[str]) -> list[str]:
         single = {
             name: param
             for param in self.params
@@ -228,10 +229,10 @@ INSTEAD = {  # names that a newcomer may try
 class Sections(TyperGroup):
     """The group of all commands, imported when they are used. Its help lists them by what they are for."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Click) -> list[str]:
         return list(HOMES)
 
-    def get_command(self, ctx: Any, name: str) -> Any:
+    def get_command(self, ctx: Click, name: str) -> Click:
         if name in HOMES and name not in self.commands:
             found = getattr(import_module(f"evcl.cli.{HOMES[name]}"), "list_" if name == "list" else name)
             if not isinstance(found, typer.Typer):
@@ -241,7 +242,7 @@ class Sections(TyperGroup):
             self.commands[name] = typer.main.get_command(found)
         return self.commands.get(name)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Click, args: list[str]) -> Click:
         if args and args[0] in INSTEAD:
             raise UsageError(f"No such command {args[0]!r}: {INSTEAD[args[0]]}", ctx)
         if args and args[0] not in HOMES:  # the message suggests one of all
@@ -249,7 +250,7 @@ class Sections(TyperGroup):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Click) -> Click:
         try:
             found = super().invoke(ctx)
             sys.stdout.flush()  # a closed pipe shows here at the latest, not when Python ends
@@ -259,7 +260,7 @@ class Sections(TyperGroup):
             raise ClosedPipe from error
         return found
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: Click, formatter: Click) -> None:
         width = max(map(len, HOMES))
         for title, names in SECTIONS.items():
             rows = [(name.ljust(width), self.get_command(ctx, name)) for name in names]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import cache
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from evcl.experiments import Config, Event, Failure, Result
     from evcl.experiments.paper import Forecast
+    from evcl.experiments.search import Found
 
     OnEvent = Callable[[int, Event], None]
     Show = Callable[..., None]
@@ -55,13 +56,13 @@ def print_line(text: str) -> None:
     console().print(text, soft_wrap=True)
 
 
-def plain_table(*columns: str, left: int = 1, wide: bool = True, **options: Any) -> Table:
+def plain_table(*columns: str, left: int = 1, wide: bool = True) -> Table:
     """A table without lines. All columns but the first `left` are of numbers."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i >= left else "left", **options)
+        table.add_column(column, justify="right" if i >= left else "left", overflow="fold")
     return table
 
 
@@ -234,7 +235,7 @@ def write_report_of(folder: Path, title: str) -> None:
     print_line(f"page:    {written[-1]}")
 
 
-def print_trials(found: Mapping[str, Any], count: int = 3) -> None:
+def print_trials(found: Found, count: int = 3) -> None:
     from rich.table import Table
 
     again = ", measured again" if "confirmed" in found else ""

@@ -26,6 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import torch
@@ -139,7 +140,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def _start_worker(pipe: Connection, allow_divergence: bool) -> Any:
+def _start_worker(pipe: Connection, allow_divergence: bool) -> BaseProcess:
     """A process that runs `_work`. Where it can be, it is the copy of a process that has imported this module already:
     importing torch takes seconds. On a Mac, a process may not go on after it is copied.
     """
@@ -147,7 +148,9 @@ def _start_worker(pipe: Connection, allow_divergence: bool) -> Any:
         context: Any = multiprocessing.get_context(kind)
         if kind == "forkserver":
             context.set_forkserver_preload([__name__])
-        process = context.Process(target=_work, args=(pipe, allow_divergence, dict(os.environ)), daemon=True)
+        process: BaseProcess = context.Process(
+            target=_work, args=(pipe, allow_divergence, dict(os.environ)), daemon=True
+        )
         try:
             process.start()
         except ChildProcessError:  # this process was forked from one that has such a process: it is not ours to copy
@@ -191,7 +194,7 @@ def portable(error: Exception) -> Exception:
 
 @dataclass
 class _Worker:
-    process: Any
+    process: BaseProcess
     pipe: Connection
     number: int | None = None  # of the program it runs
 
@@ -258,7 +261,7 @@ class Processes:
         if self.died[number] <= RETRIES:
             self.start(number, cells, checkpoints and replace(checkpoints, resume=True))
             return
-        code = worker.process.exitcode
+        code = worker.process.exitcode or 0
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         self._lost.append((number, Died(f"its process ended {how}, {RETRIES + 1} times; too little memory?")))
 

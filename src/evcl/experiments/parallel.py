@@ -13,7 +13,6 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.ranks import Ranks
@@ -206,7 +205,7 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     """Groups of configurations that can share a program of at most `replicas` replicas: those that differ only in
     real-valued settings.
     """
-    found: list[tuple[Any, list[int]]] = []
+    found: list[tuple[object, list[int]]] = []
     for i, config in enumerate(configs):
         free = {name for name, value in config.settings.items() if isinstance(value, float) and name != "validation"}
         fixed = {name: None if name in free else value for name, value in config.settings.items()}

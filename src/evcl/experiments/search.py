@@ -51,6 +51,7 @@ from evcl.experiments.run import Event
 from evcl.experiments.store import Store
 
 Trial = Mapping[str, Any]  # the keys settings, mean, std and per_seed; the last three describe the score
+Found = Mapping[str, Any]  # the contents of the result file of a search
 
 LARGEST = 1e300  # of a range that is drawn from
 
@@ -99,7 +100,7 @@ def read_search(path: Path) -> Search:
     return replaced(search, after=tuple(str(path.parent / name) for name in search.after))
 
 
-def trials(search: Search, method: str) -> list[dict[str, Any]]:
+def trials(search: Search, method: str) -> list[Space]:
     """The settings of a method's trials: one for each alternative that searches nothing; the others share the rest."""
     spaces = search.spaces[method]
     searching = sum(bool(_searched(space)) for space in spaces)
@@ -108,7 +109,7 @@ def trials(search: Search, method: str) -> list[dict[str, Any]]:
     return [trial for space in spaces for trial in points(space, next(shares) if _searched(space) else 1, 0)]
 
 
-def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict[str, Any]]:
+def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[Space]:
     """The settings of `refine` more trials, around the best of those tried that lie in the method's spaces."""
     for trial in tried:
         for space in search.spaces[method]:
@@ -117,7 +118,7 @@ def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict
     raise ValueError("none of the trials lies in the spaces of this search")
 
 
-def points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+def points(space: Space, count: int, seed: int) -> list[Space]:
     """`count` points that cover a space evenly; a single one if no setting is searched."""
     space = {name: value for name, value in space.items() if name != "method"}
     searched = _searched(space)
@@ -135,7 +136,7 @@ def _searched(space: Space) -> list[str]:
     return [name for name, value in space.items() if isinstance(value, dict)]
 
 
-def _fits(space: Space, settings: Mapping[str, Any]) -> bool:
+def _fits(space: Space, settings: Space) -> bool:
     """Whether these settings lie in a space."""
 
     def inside(value: Any, spec: Any) -> bool:
@@ -149,7 +150,7 @@ def _fits(space: Space, settings: Mapping[str, Any]) -> bool:
     return named.keys() == settings.keys() and all(inside(settings[name], spec) for name, spec in named.items())
 
 
-def _near(space: Space, best: Mapping[str, Any]) -> Space:
+def _near(space: Space, best: Space) -> Space:
     """A space with a quarter of each range, around the best settings."""
 
     def narrowed(name: str, value: Any) -> Any:
@@ -161,12 +162,12 @@ def _near(space: Space, best: Mapping[str, Any]) -> Space:
     return {name: narrowed(name, value) for name, value in space.items()}
 
 
-def _number(value: Any) -> int | float:
+def _number(value: object) -> int | float:
     """The number that a file gives as an end of a range; 0, which is no end, for anything else."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
 
 
-def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
+def _value(name: str, spec: Space, at: float) -> object:
     """The value of a setting at a point between 0 and 1 of its range."""
     if isinstance(spec.get("choices"), list) and spec["choices"]:
         return spec["choices"][min(int(at * len(spec["choices"])), len(spec["choices"]) - 1)]
@@ -188,9 +189,7 @@ def named_tasks(text: str) -> tuple[str, int | None]:
     return name, count
 
 
-def _config(
-    search: Search, benchmark: str, method: str, settings: Mapping[str, Any], device: str, precision: str | None
-) -> Config:
+def _config(search: Search, benchmark: str, method: str, settings: Space, device: str, precision: str | None) -> Config:
     name, tasks = named_tasks(benchmark)
     of = search.spaces[method][0].get("method", method)
     given = {**settings, "validation": search.validation}
@@ -206,16 +205,16 @@ def tune(
     on_event: Callable[[int, Event], None] = lambda i, event: None,
     store: Store | None = None,
     engine: MakeEngine | None = None,
-) -> dict[str, Any]:
+) -> Found:
     """Run every method's trials on one benchmark; returns the contents of the result file, best trials first.
 
     With a `store`, a search that was stopped resumes, and several processes can share it.
     """
     start = time.perf_counter()
     begun = 0
-    machine: dict[str, Any] = {}
+    machine: Mapping[str, object] = {}
 
-    def measure(wanted: Mapping[str, Sequence[Mapping[str, Any]]], over: Search = search) -> dict[str, list[Trial]]:
+    def measure(wanted: Mapping[str, Sequence[Space]], over: Search = search) -> dict[str, list[Trial]]:
         """Run trials with these settings; returns them best first."""
         nonlocal begun, machine
         each = [(method, settings) for method, some in wanted.items() for settings in some]
@@ -277,13 +276,13 @@ def result_name(benchmark: str) -> str:
     return f"{benchmark.replace(':', '-')}.json"
 
 
-def best_trial(found: Mapping[str, Any], method: str) -> Trial:
+def best_trial(found: Found, method: str) -> Trial:
     """The trial that a search chooses for a method: the best of the confirmed ones, or of all without `confirm`."""
     trial: Trial = found.get("confirmed", found["tried"])[method][0]
     return trial
 
 
-def _asked(search: Search) -> dict[str, Any]:
+def _asked(search: Search) -> dict[str, object]:
     """The description of a search in its result file."""
     spaces = {method: each[0] if len(each) == 1 else list(each) for method, each in search.spaces.items()}
     asked = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
@@ -292,7 +291,7 @@ def _asked(search: Search) -> dict[str, Any]:
     return {**asked, **{key: value for key, value in more.items() if value}, "preset": search.preset, "methods": spaces}
 
 
-def write_found(path: Path, found: Mapping[str, Any]) -> None:
+def write_found(path: Path, found: Found) -> None:
     """Write the result of `tune` atomically, with one line per trial."""
     depths = {"methods": 1, "confirmed": 2, "tried": 2}
     lines = ",\n".join(f' "{key}": {in_lines(value, depths.get(key, 0), " ")}' for key, value in found.items())
@@ -304,7 +303,7 @@ def write_found(path: Path, found: Mapping[str, Any]) -> None:
     write_atomically(path, write)
 
 
-def read_found(path: Path, search: Search) -> dict[str, Any]:
+def read_found(path: Path, search: Search) -> Found:
     """Read a result that `tune` wrote; raises if it is not a result of this search."""
     try:
         found = dict(parsed(read_text(path, MOST_RESULT_BYTES)))

@@ -52,6 +52,8 @@ AGENTS = 2  # that of agents on streams of environments, whose numbers change ap
 BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
 LONGEST_BEAT = 3600.0  # seconds
 
+About = Mapping[str, Any]  # what a list of cells says of a cell: see `describe`
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -75,7 +77,7 @@ def key(config: Config) -> str:
     return _hash({"numbers": NUMBERS, **agents, **describe(config)})
 
 
-def _hash(content: Any) -> str:
+def _hash(content: object) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -190,9 +192,9 @@ class Store:
         self._make(self.folder / "sweeps")
         write_once(self.folder / "sweeps" / f"{_hash(each)}.json", text)
 
-    def declared(self) -> dict[str, dict[str, Any]]:
+    def declared(self) -> dict[str, About]:
         """All declared cells, by key."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, About] = {}
         for path in sorted((self.folder / "sweeps").glob("*.json")):
             content = _read(path)
             try:
@@ -376,7 +378,7 @@ def _read(path: Path) -> dict[str, Any]:
 class Standing:
     """A cell and its state; its average score if it is done, or the error message if it failed."""
 
-    cell: Mapping[str, Any]
+    cell: About
     state: CellState
     score: float | None = None
     message: str = ""
@@ -406,9 +408,9 @@ def store_in(folder: Path) -> Store:
     raise EvclError(f"{folder} holds no sweep: make one with evcl sweep FILE.toml --out {folder}")
 
 
-def varied(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def varied(cells: Sequence[About]) -> list[str]:
     """The settings that differ between the cells that have them."""
-    values: dict[str, set[Any]] = {}
+    values: dict[str, set[object]] = {}
     for cell in cells:
         for name, value in cell["settings"].items():
             values.setdefault(name, set()).add(value)
