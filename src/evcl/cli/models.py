@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evcl.cli.options import one_thread
-from evcl.cli.progress import console, plain_table
-from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shortened, size_of
+from evcl.cli.options import AsJson, Quiet, one_thread
+from evcl.cli.progress import Voice, columns_of, console, many, percent, plain_table, shortened, size_of
 from evcl.cli.stream import inspect_stream
 
 if TYPE_CHECKING:

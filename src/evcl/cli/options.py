@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 import typer.main
@@ -19,6 +19,9 @@ from typer.core import TyperCommand, TyperGroup
 from evcl import experiments
 from evcl._core.catalogue import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl._core.errors import EvclError
+
+if TYPE_CHECKING:
+    from evcl.tables.source import Dialect
 
 
 def a_method(incomplete: str) -> list[str]:
@@ -78,6 +81,40 @@ def _option(name: str, hint: object) -> object:
     kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
     return Annotated[(kind, *(typer.Option(*flag, help=one) if isinstance(one, str) else one for one in about))]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Quiet = Annotated[bool, "Print nothing, except errors."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """The options of commands that read a user's files."""
+
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out. May be repeated.")
+    ] = None
+    separator: Annotated[str | None, "What separates columns: ; or tab or space [detected]."] = None
+    decimal: Annotated[str | None, "The decimal sign, . or , [detected]."] = None
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A text or number that means a missing value. May be repeated."),
+    ] = None
+    query: Annotated[str | None, "SQL that selects the rows, if the data is a DuckDB database."] = None
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    def dialect(self) -> Dialect:
+        """How texts of the file are written."""
+        from evcl.tables.source import Dialect
+
+        named = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ","}
+        separator = None if self.separator is None else named.get(self.separator, self.separator)
+        if separator is not None and (len(separator) != 1 or separator.isalnum() or separator in '."\n'):
+            raise Usage(f"--separator takes one character, tab or space, not {separator!r}")
+        if self.decimal not in (None, ".", ","):
+            raise Usage(f"--decimal must be . or , not {self.decimal!r}")
+        return Dialect(separator, self.decimal, tuple(self.missing or ()), self.query)
 
 
 @dataclass(frozen=True, kw_only=True)

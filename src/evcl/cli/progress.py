@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import cache
@@ -15,11 +16,13 @@ import typer
 from evcl import experiments
 from evcl._core.shown import shown
 from evcl.callbacks import Callback, Epoch
+from evcl.cli.options import Usage
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from evcl import tables
     from evcl.experiments import Config, Event, Failure, Result
     from evcl.experiments.paper import Forecast
     from evcl.experiments.search import Found
@@ -250,3 +253,59 @@ def print_trials(found: Found, count: int = 3) -> None:
             value += "" if std is None else f" ± {score.scale * std:.2f}"
             table.add_row(method, value, " ".join(f"{name}={value}" for name, value in trial["settings"].items()))
     console().print(table)
+
+
+class Voice:
+    """Prints facts as text; with `as_json`, nothing but one JSON object at the end; with `quiet`, nothing at all."""
+
+    def __init__(self, as_json: bool = False, quiet: bool = False, to_stderr: bool = False) -> None:
+        if as_json and quiet:
+            raise Usage("--json and --quiet cannot be used together")
+        self.silent, self._as_json, self._to_stderr = as_json or quiet, as_json, to_stderr
+
+    def say(self, text: str) -> None:
+        if self.silent:
+            return
+        if self._to_stderr:
+            echo(text, err=True)
+        else:
+            print_line(text)
+
+    def fact(self, name: str, text: str) -> None:
+        self.say(f"{name:<8} {text}")
+
+    def end(self, facts: Mapping[str, object]) -> None:
+        if self._as_json:
+            echo(json.dumps(facts, default=str))
+
+
+def columns_of(model: tables.Model) -> str:
+    """How each column was read; for example, a code that is text shows up as a category."""
+    from evcl.tables.encoding import Number
+
+    encoder, names = model.encoder, []
+    for name in encoder.names:
+        part, texts = encoder.parts(name)[0], len(encoder.texts(name))
+        if isinstance(part, Number):
+            kind = f" ({' x '.join(map(str, part.shape))} numbers)" if part.shape else ""
+        else:
+            kind = " (dates)" if part.kind == "time" else f" ({many(texts, 'category', 'categories')})"
+        names.append(name + kind)
+    return shortened(names)
+
+
+def shortened(names: list[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def many(count: int, one: str, several: str | None = None) -> str:
+    """The number with the noun: 1 class, 2 classes."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.1f}%"
+
+
+def size_of(path: Path) -> str:
+    return f"{path.stat().st_size / 1000:,.0f} kB"
