@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -38,7 +38,7 @@ from msgspec.structs import replace
 
 from evcl._core.bounds import MOST_STORE_BYTES
 from evcl._core.errors import EvclError
-from evcl._core.files import open_regular, parsed, read_text, write_once
+from evcl._core.files import open_regular, read_text, write_once
 from evcl.experiments.folder import FOLDER, describe, is_of
 from evcl.experiments.reading import read_result
 from evcl.experiments.result import CELLS, HIDDEN, RESULT, Result, to_json
@@ -61,6 +61,19 @@ class Failure:
 
     message: str
     result: Result | None = None
+
+
+class _Declared(Struct):
+    """A list of cells to run."""
+
+    cells: list[dict[str, Any]]
+
+
+class _Claimed(Struct):
+    owner: str
+
+
+T = TypeVar("T", Failure, _Claimed, _Declared)
 
 
 @dataclass(frozen=True)
@@ -196,11 +209,11 @@ class Store:
         """All declared cells, by key."""
         found: dict[str, About] = {}
         for path in sorted((self.folder / "sweeps").glob("*.json")):
-            content = _read(path)
-            try:
-                found |= {str(each["key"]): dict(each) for each in content["cells"]}
-            except (KeyError, TypeError, ValueError) as error:
-                raise EvclError(f"{path} is not a list of cells: remove it") from error
+            wrong = "is not a list of cells: remove it"
+            for each in _read(path, _Declared, wrong).cells:
+                if "key" not in each:
+                    raise EvclError(f"{path} {wrong}")
+                found[each["key"]] = each
         return found
 
     # --- one cell
@@ -279,11 +292,7 @@ class Store:
         return result.score, result.measure(result.score).mean
 
     def failure(self, key: str, number: int) -> Failure:
-        path = self.cell(key) / f"failed-{number}.json"
-        try:
-            return msgspec.json.decode(read_text(path, MOST_STORE_BYTES), type=Failure)
-        except (ValueError, RecursionError) as error:
-            raise EvclError(f"{path} cannot be read: {error}") from error
+        return _read(self.cell(key) / f"failed-{number}.json", Failure)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Remove everything stored about these cells, so that they are run again."""
@@ -304,7 +313,7 @@ class Store:
         return any(name != f"{self.me}.json" for name in _names(self.folder / "owners"))
 
     def _claimed_by(self, key: str, number: int) -> str:
-        return str(_read(self.cell(key) / f"claim-{number}.json").get("owner"))
+        return _read(self.cell(key) / f"claim-{number}.json", _Claimed).owner
 
     def _owner(self, name: str) -> tuple[Owner | None, int]:
         """An owner (None if it has ended) and its last heartbeat, in nanoseconds of the file system's clock."""
@@ -363,12 +372,12 @@ def _last(names: Iterable[str]) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type[T], wrong: str = "") -> T:
     text = read_text(path, MOST_STORE_BYTES)
     try:
-        return dict(parsed(text))
-    except (ValueError, TypeError) as error:
-        raise EvclError(f"{path} cannot be read: {error}") from error
+        return msgspec.json.decode(text, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise EvclError(f"{path} {wrong or f'cannot be read: {error}'}") from error
 
 
 # --- where the cells of a folder stand -------------------------------------------------------------------------------
