@@ -1,9 +1,13 @@
-"""Results that nobody trained for, and benchmarks of a test's own."""
+"""Results that nobody trained for, benchmarks of a test's own, and the programs in experiments/."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
@@ -42,3 +46,18 @@ def registered(name, tasks=None, **network):
         yield name
     finally:
         BENCHMARKS.remove(name)
+
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+@contextmanager
+def programs_of(folder, *names, also=()):
+    """The modules of a folder of experiments/, loaded afresh; they import those in `also`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXPERIMENTS / folder))
+        for name in (*names, *also):
+            patch.delitem(sys.modules, name, raising=False)
+        yield [importlib.import_module(name) for name in names]
+        for name in (*names, *also):
+            sys.modules.pop(name, None)
