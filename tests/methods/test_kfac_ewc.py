@@ -29,7 +29,7 @@ from evcl.curvature import Sample, blocks, kfac
 from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients
 from evcl.methods.applied import add_gradients
 from evcl.methods.elastic_memory import Elastic, Memory
-from evcl.methods.kronecker import Factored, penalty
+from evcl.methods.kronecker import MEASURES, Factored
 from evcl.nn import Gaussian, bayesianize, head
 from evcl.nn.independence import check_examples_independent
 from evcl.posterior.kronecker import merged
@@ -129,7 +129,7 @@ def test_variances_have_the_diagonal_of_the_product(everything, over):
     given = {"strength": 0.7, "fisher_scale": "examples" if over else "none"}
     s = resolve("kfac-evcl", METHODS["kfac-evcl"].known_settings, given)
     one = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
-    term, rest = penalty(memory, s, Round(1, [one], network, prior, [0], [0, 1], CATEGORICAL), 0.5)
+    term, rest = MEASURES["kfac"].penalty(memory, s, Round(1, [one], network, prior, [0], [0, 1], CATEGORICAL), 0.5)
     assert isinstance(rest, Elastic)
     assert not rest.importance.any()
     weight = 0.5 * 0.7 / (11 if over else 1)

@@ -142,7 +142,7 @@ def replayed(alpha, memory, earlier=1, **given):
     zeros = torch.zeros_like(run.network.posterior.mean)
     first = Gaussian(zeros, torch.full_like(zeros, 0.8).log())
     known = posterior(first, [(places[k], seen[k], 1 / BETA) for k in range(earlier)])
-    inner = evcl.methods.evcl.Memory(**{**vars(run.memory.inner), "prior": known})
+    inner = replace(run.memory.inner, prior=known)
     run.memory = type(run.memory)(inner, run.memory.rehearsal)
     return run, first, places, seen, first_fit(run, [numbered(earlier)])
 

@@ -134,7 +134,7 @@ def test_without_distillation_nothing_is_asked_and_everything_held():
     run, s = run_of(distill=0.0, tempering=0.01)
     run.learn([rows(0)])
     past = protection(run.memory.rows, round_of(run, rows(0), [0]), s)
-    assert past == ([], 1.0, 1.0)
+    assert past == ((), 1.0, 1.0)
     prior = run.memory.prior
     term = kl(prior, s.tempering, run.memory.beta, past, round_of(run, rows(0), [0]), s)
     assert torch.equal(term.prior.log_std, prior.log_std)
