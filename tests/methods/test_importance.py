@@ -125,7 +125,7 @@ def test_posterior_draws_do_not_depend_on_padding():
     padded = plain.part(["weight", "bias"], {"weight": (2, 4)}, align=16)
     q = Gaussian(torch.arange(8.0).unsqueeze(0), torch.zeros(1, 8))
     wide = q.map(lambda flat: plain.gather(flat, padded))
-    ours, theirs = (_drawn(*given, 2, [generator(0, "draw")]) for given in ((q, plain), (wide, padded)))
+    ours, theirs = (drawn_points(*given, 2, [generator(0, "draw")]) for given in ((q, plain), (wide, padded)))
     for a, b in zip(ours, theirs, strict=True):
         assert torch.equal(padded.gather(b, plain), a)
         assert not torch.equal(a, q.mean)

@@ -18,6 +18,8 @@ from evcl import metrics
 from evcl.experiments.config import Config
 from evcl.experiments.result import Environment, Matrices, Result, Summary, binned, summarise
 from evcl.experiments.samples import picture
+from evcl.methods import for_settings
+from evcl.methods import get as get_method
 from evcl.training import StreamResult
 
 
@@ -114,4 +116,6 @@ def result_of(
         if bool(one[r].isfinite())
     }
     measures |= over_tasks(matrix)
-    return cell_result(cell, machine, seconds, size, trunk, task_names=list(names), **measures)
+    name = for_settings(get_method(cell.method), cell.settings).name
+    measures |= {"task_names": list(names), "composed": None if name == cell.method else name}
+    return cell_result(cell, machine, seconds, size, trunk, **measures)
