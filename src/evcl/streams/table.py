@@ -23,14 +23,15 @@ from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed
 from evcl.streams.files import TARGET, TIME, Files, RowDigest
 from evcl.streams.prequential import Prequential
-from evcl.streams.rows import RowEncoder
 from evcl.streams.stream import Stream
+from evcl.tables.row_encoder import RowEncoder
 from evcl.tables.rows import LIKELIHOODS, present
-from evcl.tables.source import Floats, Kind, Piece, Target, bad
+from evcl.tables.source import Floats, Piece, Target, bad
 
 FORMAT = 1
 NOTE = "evcl.streams.table"
 OWN = "table/"  # where the names of its tensors begin
+WAITING = ("x", "y", "when")  # those of rows whose labels come late: inputs, targets, times
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ class TableStream:
     learned: RowDigest = field(default_factory=RowDigest)
     raised: list[Raised] = field(default_factory=list)
     latest: float | None = None  # the time of the last row
-    waiting: tuple[Tensor, Tensor, Floats] | None = None  # inputs, targets and times of rows whose labels come late
+    times: Floats = field(default_factory=lambda: np.zeros(0))  # those of the rows whose labels come late
+
+    def __post_init__(self) -> None:
+        self.feed = Feed(self.stream, self.scores)
 
     @staticmethod
     def create(files: Files, **settings: Any) -> TableStream:
@@ -78,14 +82,10 @@ class TableStream:
         encoder = RowEncoder(files.kinds(), files.shapes())
         stream = Stream(likelihood=LIKELIHOODS[files.kind], **settings)
         scores = Prequential("classes" if files.kind == "class" else "numbers")
-        dated = asked.time is not None and files.kinds().get(asked.time) == "date"
-        made = TableStream(stream, encoder, asked.target, files.kind, asked.time, dated, tuple(asked.drop))
-        made.missing, made.scores, made.identity = asked.dialect.missing, scores, files.identity
+        made = TableStream(stream, encoder, asked.target, files.kind, asked.time, scores=scores)
+        made.dated = asked.time is not None and files.kinds().get(asked.time) == "date"
+        made.drop, made.missing, made.identity = tuple(asked.drop), asked.dialect.missing, files.identity
         return made
-
-    def kinds(self) -> dict[str, Kind]:
-        """What each column was learned as."""
-        return {name: column.kind for name, column in self.encoder.columns.items()}
 
     def resume(self, files: Files) -> int:
         """The row of these files from which on to learn: where it stopped, if they begin with the rows that it learned
@@ -127,7 +127,7 @@ class TableStream:
                 f"it is earlier than rows that were learned already; --time {self.time} sorts new rows only",
             )
         columns = {name: values for name, values in piece.columns.items() if name not in (TARGET, TIME)}
-        x, targets = self.encoder.encode(columns, piece, path), piece.columns[TARGET]
+        x, targets = self.encoder.encode(Piece(columns, piece.place, piece.rows), path), piece.columns[TARGET]
         there = present(targets)
         self.done += piece.rows
         self.learned.add(piece)
@@ -136,38 +136,27 @@ class TableStream:
         if not there.any():
             return []
         y = self._places(targets) if self.kind == "class" else torch.from_numpy(np.asarray(targets, dtype=np.float64))
-        feed = Feed(self.stream, self.scores, delay)
-        pending = np.zeros(0)
-        if self.waiting is not None:
-            feed.x, feed.y, pending = self.waiting
-        before = len(self.stream.alarms)
+        before, self.feed.delay = len(self.stream.alarms), delay
         try:
-            feed(torch.from_numpy(x[there]), y[torch.from_numpy(there)], self.labels or None)
+            self.feed(torch.from_numpy(x[there]), y[torch.from_numpy(there)], self.labels or None)
         except BadExample as error:
             bad(path, piece.place(int(np.flatnonzero(there)[error.row])), error.what)
         if not delay:
-            feed.end()  # rows that waited for an earlier, longer delay
-        when = np.concatenate([pending, when[there]])
-        self.waiting = (
-            None if feed.x is None or feed.y is None or not len(feed.y) else (feed.x, feed.y, when[-len(feed.y) :])
-        )
-        return self._told(before, when)
+            self.feed.end()  # rows that waited for an earlier, longer delay
+        return self._told(before, np.concatenate([self.times, when[there]]))
 
     def end(self) -> list[Raised]:
         """Learn the rows that still wait for their labels."""
-        if self.waiting is None:
-            return []
-        before, (x, y, when) = len(self.stream.alarms), self.waiting
-        self.stream.learn(x, y)
-        self.waiting = None
-        return self._told(before, when)
+        before = len(self.stream.alarms)
+        self.feed.end()
+        return self._told(before, self.times)
 
     def _told(self, before: int, when: Floats) -> list[Raised]:
-        """The alarms from number `before` on, in terms of the table; `when` are the times of the rows learned last."""
-        names = self.encoder.names()
-        waiting = 0 if self.waiting is None else len(self.waiting[1])
-        first = self.stream.rows - (len(when) - waiting)
-        found = []
+        """The alarms from number `before` on, in terms of the table; `when` are the times of the rows learned last, and
+        of those that wait.
+        """
+        learned, names, found = len(when) - len(self.feed), self.encoder.inputs_of, []
+        first, self.times = self.stream.rows - learned, when[learned:]
         for alarm in self.stream.alarms[before:]:
             moved = self._moved(alarm, names)
             time = float(when[min(len(when) - 1, max(0, alarm.row - first))]) if self.time is not None else None
@@ -201,19 +190,15 @@ class TableStream:
         text = {
             "format": FORMAT,
             **{name: getattr(self, name) for name in _PLAIN},
-            "encoder": self.encoder.state(),
+            "encoder": self.encoder.described(),
             "scores": told,
             "learned": self.learned.digests,
             "raised": [list(vars(one).values()) for one in self.raised],
         }
         tensors = {f"{OWN}{name}": torch.from_numpy(array) for name, array in arrays.items()}
-        if self.waiting is not None:
-            x, y, when = self.waiting
-            tensors |= {
-                f"{OWN}x": x.contiguous(),
-                f"{OWN}y": y.contiguous(),
-                f"{OWN}when": torch.from_numpy(when.copy()),
-            }
+        if self.feed.waiting is not None:
+            waiting = (*self.feed.waiting, torch.from_numpy(self.times.copy()))
+            tensors |= {f"{OWN}{name}": one.contiguous() for name, one in zip(WAITING, waiting, strict=True)}
         saved.save(self.stream, path, {NOTE: json.dumps(text)}, tensors)
 
 
@@ -247,16 +232,8 @@ def load(path: Path) -> TableStream:
     with open_tensors(path) as file:
         names = [name for name in file.keys() if name.startswith(OWN)]  # noqa: SIM118
         tensors = {name.removeprefix(OWN): file.get_tensor(name) for name in names}
-    try:
+    with reading(path):
         return _rebuilt(stream, parsed(text), tensors)
-    except EvclError as error:
-        raise EvclError(f"cannot load {path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise EvclError(f"cannot load {path}: its table is damaged ({type(error).__name__} {error})") from error
-
-
-def _texts(columns: list[Any], action: Any, reasons: list[Any]) -> tuple[list[str], str, list[str]]:
-    return [str(name) for name in columns], str(action), [str(reason) for reason in reasons]
 
 
 def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TableStream:
@@ -266,16 +243,16 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
         if not isinstance(told[name], types):  # type: ignore[arg-type]
             raise ValueError(name)
     scores = Prequential.restored(told["scores"], {name: tensors[name].numpy() for name in ("windows", "decayed")})
-    found = TableStream(stream, RowEncoder.restored(told["encoder"]), told["target"], told["kind"], scores=scores)
+    found = TableStream(stream, RowEncoder.rebuilt(told["encoder"]), told["target"], told["kind"], scores=scores)
     for name in _PLAIN:
-        value = told[name]
-        setattr(found, name, tuple(map(str, value)) if name in ("drop", "missing") else value)
+        setattr(found, name, told[name])
+    found.drop, found.missing = tuple(map(str, found.drop)), tuple(map(str, found.missing))
     found.labels = [str(label) for label in told["labels"]]
     found.identity = [[str(name), str(digest)] for name, digest in told["identity"]]
     found.learned = RowDigest({str(name): str(digest) for name, digest in told.get("learned", {}).items()})
     found.raised = [
-        Raised(int(row), None if when is None else float(when), float(surprise), *_texts(columns, action, reasons))
-        for row, when, surprise, columns, action, reasons in told["raised"]
+        Raised(int(row), when and float(when), float(surprise), [*map(str, columns)], str(action), [*map(str, why)])
+        for row, when, surprise, columns, action, why in told["raised"]
     ]
     fits = (
         LIKELIHOODS[found.kind] == stream.likelihood
@@ -288,5 +265,5 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
         x, y, when = tensors["x"], tensors["y"], tensors["when"].numpy()
         if x.shape != (len(y), found.encoder.inputs) or when.shape != (len(y),) or not bool(torch.isfinite(x).all()):
             raise EvclError("its waiting rows do not fit")
-        found.waiting = x, y, when
+        found.feed.waiting, found.times = (x, y), when
     return found

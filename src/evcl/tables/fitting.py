@@ -11,10 +11,10 @@ from shlex import quote
 import numpy as np
 
 from evcl._core.bounds import MOST_CATEGORIES, MOST_INPUTS
-from evcl.tables.encoding import CYCLES, DAY, YEAR, Beyond, Category, Encoder, Missing, Number, Part, Time
+from evcl.tables.encoding import Beyond, Category, Encoder, Missing, Number, Part, Time
 from evcl.tables.outside import MOST_FAR, Ends, Sample
 from evcl.tables.source import Floats, Piece, Source, Values, bad, listed
-from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
+from evcl.tables.values import CYCLES, DAY, YEAR, Moments, Where, as_text, measured, spelt
 
 DIGITS = re.compile(r"[\d\s./:,;+-]*\d[\d\s./:,;+-]*")  # with separators, or they would be a number
 HARDLY = 20  # a column of at least this many different texts should have two rows for each of them
@@ -71,7 +71,7 @@ class EncoderFitting:
         for name in columns:
             new = self._new(name)
             late = replace(new, lacked=True) if isinstance(new, (Number, Time)) else new
-            parts = self._with(parts, [late], f"column {name!r} is new, but there is")
+            parts = self._with(parts, late, f"column {name!r} is new")
         if added := [name for name in columns if any(part.name == name for part in parts)]:
             self.notes.append(f"new column{'' if len(added) == 1 else 's'}: {listed(added)}")
         return Encoder(parts)
@@ -87,8 +87,7 @@ class EncoderFitting:
         for piece in self._source.pieces(list(asked)) if asked else ():
             for name, ends in asked.items():
                 values, where = piece.columns[name], Where(path, piece, name)
-                numbers = seconds_of(values, where) if values.dtype.kind == "M" else numbers_of(values, where)
-                far = np.flatnonzero(ends.far(numbers))
+                far = np.flatnonzero(ends.far(measured(values, where)))
                 counts[name] += len(far)
                 if len(far):
                     value = f"{values[far[0]]:g}" if values.dtype.kind != "M" else values[far[0]]
@@ -112,14 +111,15 @@ class EncoderFitting:
                 parts = _lacking(parts, self._encoder.parts(name))
         return Encoder(parts)
 
-    def _with(self, parts: list[Part], more: list[Part], what: str) -> list[Part]:
-        """These parts with more of them, if there is room."""
-        if sum(part.inputs for part in (*parts, *more)) > MOST_INPUTS:
-            self.notes.append(
-                f"{what} no room left: the network has {MOST_INPUTS:,} inputs at most; it counts as missing"
-            )
+    def _with(self, parts: list[Part], more: Part, what: str, told: str | None = None) -> list[Part]:
+        """These parts with one more, if there is room. The notes say `what` has none or, once, what is `told`."""
+        if sum(part.inputs for part in (*parts, more)) > MOST_INPUTS:
+            most = f"the network has {MOST_INPUTS:,} inputs at most; it counts as missing"
+            self.notes.append(f"{what}, but there is no room left: {most}")
             return parts
-        return [*parts, *more]
+        if told is not None and told not in self.notes:
+            self.notes.append(told)
+        return [*parts, more]
 
     def _new(self, name: str) -> Part:
         fit = self._fits[name]
@@ -132,21 +132,16 @@ class EncoderFitting:
         fit, first = self._fits[name], own[0]
         if isinstance(first, Category):
             if fit.texts:
-                texts = tuple(sorted(fit.texts))
-                before = len(parts)
-                parts = self._with(parts, [Category(name, texts)], f"column {name!r} has new categories, but there is")
-                if len(parts) > before:
-                    self.notes.append(f"new categories of {name}: {listed(list(texts))}")
+                texts = sorted(fit.texts)
+                told, what = f"new categories of {name}: {listed(texts)}", f"column {name!r} has new categories"
+                parts = self._with(parts, Category(name, tuple(texts)), what, told)
             if fit.full:
-                self.notes.append(
-                    f"column {name!r} has {MOST_CATEGORIES:,} categories, the maximum; others count as missing"
-                )
+                most = f"{MOST_CATEGORIES:,} categories, the maximum"
+                self.notes.append(f"column {name!r} has {most}; others count as missing")
             return parts
         if fit.missing and not _marked(own) and isinstance(first, (Number, Time)) and not first.lacked:
-            before = len(parts)
-            parts = self._with(parts, [Missing(name)], f"column {name!r} has missing values now, but there is")
-            if len(parts) > before:
-                self.notes.append(f"missing values are new in {name}: an input marks them")
+            told = f"missing values are new in {name}: an input marks them"
+            parts = self._with(parts, Missing(name), f"column {name!r} has missing values now", told)
         if isinstance(first, Number) and first.seen is not None:
             parts = self._rescaled(parts, first, [part for part in own if isinstance(part, Beyond)])
         return parts
@@ -172,10 +167,12 @@ class EncoderFitting:
                 continue
             own = abs(scale) if fit.low == fit.high else max(std, LEAST_SCALE * abs(scale))
             start = side * max(side * edge, side * mean - EDGE * own)
+            if not far and not narrow:
+                more = f"varies {_often(wide)} times as much as before, as in another unit"
+                told = f"column {first.name!r} {more}: it gets a new scale"
             before = len(parts)
-            parts = self._with(
-                parts, [Beyond(first.name, start, side * own)], f"column {first.name!r} moved far, but there is"
-            )
+            new = Beyond(first.name, start, side * own)
+            parts = self._with(parts, new, f"column {first.name!r} moved far", told)
             if len(parts) == before:
                 continue
             if last is None:
@@ -185,10 +182,6 @@ class EncoderFitting:
                 parts = [replace(last, limit=edge) if part is last else part for part in parts]
             if not far and not narrow:
                 wider = replace(wider, apart=first.apart or first.limits == (None, None))
-                more = f"varies {_often(wide)} times as much as before, as in another unit"
-                told = f"column {first.name!r} {more}: it gets a new scale"
-            if told not in self.notes:
-                self.notes.append(told)
         finest = min(first.std[0], *(abs(part.std) for part in beyond), np.inf)
         if len(parts) == count and 0 < fit.high - fit.low < NARROW * finest:
             less = f"varies {_often(finest / std)} times less than before: if it has another unit, convert it"
@@ -223,7 +216,7 @@ class _Fit:
         self.texts: dict[str, None] = {}
         self.values, self.missing, self.full = 0, False, False  # rows with a value; whether some have none
         self.low, self.high = np.inf, -np.inf
-        self._count, self._mean, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._moments = Moments(shape)
         self._dates: tuple[set[int], set[int]] | None = None  # for dates, some of their weekdays and times of the day
         self._next: float | None = None  # what follows in a column that counts rows
         self._counts = True  # whether it does so far
@@ -233,17 +226,17 @@ class _Fit:
         if self._category or values.dtype == object:
             self._see_texts(values, where)
             return
+        numbers = measured(values, where)
         if values.dtype.kind == "M":
-            numbers = seconds_of(values, where)
             self._see_dates(numbers[~np.isnan(numbers)])
-        else:
-            numbers = numbers_of(values, where)
-            if not self._shape:
-                self._see_range(numbers)
+        elif not self._shape:
+            self._see_range(numbers)
         if not self._shape:
             self.numbers.see(numbers[~np.isnan(numbers)])
         with np.errstate(over="ignore", invalid="ignore"):  # `column` raises if the result is not finite
-            self._update(numbers)
+            there = self._moments.see(numbers)
+        self.missing |= not there.all()
+        self.values += int(there.reshape(len(there), -1).any(1).sum())
 
     def _see_texts(self, values: Values, where: Where) -> None:
         self._category = True
@@ -277,23 +270,10 @@ class _Fit:
             self._counts = len(there) == len(numbers) and bool((numbers == first + np.arange(len(numbers))).all())
             self._next = first + len(numbers)
 
-    def _update(self, numbers: Floats) -> None:
-        """Update the mean and the sum of squared deviations (Chan, Golub and LeVeque), without missing values."""
-        there = ~np.isnan(numbers)
-        self.missing |= not there.all()
-        self.values += int(there.reshape(len(there), -1).any(1).sum())
-        count = there.sum(0)
-        mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(count, 1)
-        squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
-        total = self._count + count
-        apart = mean - self._mean
-        self._mean = self._mean + apart * count / np.maximum(total, 1)
-        self._squares = self._squares + squares + apart**2 * self._count * count / np.maximum(total, 1)
-        self._count = total
-
     def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The means and standard deviations; 1 for a constant."""
-        count, mean, squares = (np.atleast_1d(a).reshape(-1) for a in (self._count, self._mean, self._squares))
+        of = self._moments
+        count, mean, squares = (np.atleast_1d(a).reshape(-1) for a in (of.count, of.mean, of.squares))
         if len(self._shape) > 1:  # one scale for all values
             middle = np.array([(count * mean).sum() / count.sum()])
             squares = np.array([(squares + count * (mean - middle) ** 2).sum()])
