@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.registry import Registry
@@ -48,7 +47,7 @@ def get(method: str | Method) -> Method:
     return method if isinstance(method, Method) else METHODS[method]
 
 
-def known_settings(method: Method, given: Mapping[str, Any]) -> dict[str, Setting]:
+def known_settings(method: Method, given: Mapping[str, object]) -> dict[str, Setting]:
     """The settings that a method takes: its own and, if `memory` is given, those of a memory of examples.
 
     `evcl` and its relatives then become `evcl-er`; any other method trains on the kept rows beside the new ones.
@@ -61,7 +60,7 @@ def known_settings(method: Method, given: Mapping[str, Any]) -> dict[str, Settin
     return remembering(method).known_settings
 
 
-def _refused(method: Method, given: Mapping[str, Any]) -> str:
+def _refused(method: Method, given: Mapping[str, object]) -> str:
     coreset = method.known_settings.get("coreset")
     if method.jointly:
         return "it learns all tasks at once"
