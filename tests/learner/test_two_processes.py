@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checks import quietly
-from models import LSTM, ResNet
+from models import lstm, resnet
 from torch import nn
 
 import evcl
@@ -60,7 +60,7 @@ def peft():
     return peft.get_peft_model(bert(), peft.LoraConfig(r=2, target_modules=["query", "value"]))
 
 
-KINDS = {"bert": bert, "peft": peft, "lstm": LSTM, "resnet": ResNet, "two inputs": TwoInputs}
+KINDS = {"bert": bert, "peft": peft, "lstm": lstm, "resnet": resnet, "two inputs": TwoInputs}
 
 
 def made(kind):
