@@ -14,36 +14,50 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report", "safety", "soak")]
 import attacks  # noqa: E402
-import learned  # noqa: E402
 import made_up  # noqa: E402
 import made_up_streams  # noqa: E402
 import tiny  # noqa: E402
-from learned import AGENTS, CELL  # noqa: E402
 
 import evcl  # noqa: E402
 from evcl._core.bounds import MOST_PIXELS  # noqa: E402
 from evcl._core.errors import EvclError  # noqa: E402
 from evcl.data import cache, formats  # noqa: E402
 from evcl.experiments import (  # noqa: E402
+    Checkpoints,
+    Config,
+    Event,
     Result,
     Store,
+    configure,
+    execute,
     read_result,
     read_search,
     read_sweep,
     standing,
-)
+)  # fmt: skip
 from evcl.experiments.search import read_found  # noqa: E402
 from evcl.experiments.store import Claim  # noqa: E402
 from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
 from evcl.report.html_page import page  # noqa: E402
+from evcl.streams import table as stream_table  # noqa: E402
+from evcl.streams.commands import learn_files  # noqa: E402
+from evcl.streams.files import Asked  # noqa: E402
 from evcl.tables import Learning  # noqa: E402
 from evcl.tables.commands import open_source  # noqa: E402
 from evcl.tables.creating import create  # noqa: E402
 from evcl.tables.model import load_model  # noqa: E402
+from evcl.training.checkpoint import DESCRIPTION, DIGEST, digest  # noqa: E402
 
+CELL = configure("split-digits", "evcl", "paper", [0], 2, {"epochs": 1, "fisher_examples": 20, "predict_samples": 1})
+SMALL = {"steps": 128, "envs": 2, "rollout": 32, "episodes": 1, "passes": 1}
+AGENTS = configure("cartpole-variants", "evcl", "tuned", [0], 2, SMALL)
+ROWS = np.random.default_rng(0).normal(size=(40, 3))
+IMAGES = np.random.default_rng(0).uniform(size=(20, 16)).astype(np.float32)
 Make, Read = Callable[[Path], Path], Callable[[Path], object]
 
 
@@ -246,6 +260,91 @@ def base() -> evcl.nn.MLP:
         return evcl.nn.mlp(3, [4])
 
 
+def checkpoint(config: Config) -> Callable[[Path], Path]:
+    """The checkpoint of a run that was stopped after its first task."""
+
+    def make(folder: Path) -> Path:
+        def stop(event: Event) -> None:
+            if event.task == 1:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            execute(config, stop, checkpoints=Checkpoints(folder))
+        oldest, *more = sorted(folder.rglob("*.safetensors"), reverse=True)
+        for path in more:
+            path.unlink()
+        return oldest
+
+    return make
+
+
+def use_checkpoint(config: Config) -> Callable[[Path], None]:
+    """Go on from it, with a digest that fits, as whoever means harm would make it."""
+
+    def read(path: Path) -> None:
+        for other in path.parent.glob("*.safetensors"):  # of the last time
+            if other != path:
+                other.unlink()
+        with contextlib.suppress(Exception), safe_open(path, framework="pt") as file:
+            tensors, text = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()[DESCRIPTION]  # noqa: SIM118
+            save_file(tensors, path, {DESCRIPTION: text, DIGEST: digest(text, tensors)})
+        execute(config, checkpoints=Checkpoints(path.parents[1], resume=True))
+
+    return read
+
+
+def stream(folder: Path) -> Path:
+    found = evcl.Stream(memories=[20, np.inf])
+    found.learn(ROWS, np.arange(40) % 3)
+    found.save(folder / "stream.safetensors")
+    return folder / "stream.safetensors"
+
+
+def use_stream(path: Path) -> None:
+    found = evcl.Stream.load(path)
+    found.predict_proba(ROWS)
+    found.learn(ROWS[:4], np.zeros(4, int))
+
+
+def rows_file(folder: Path) -> Path:
+    lines = [f"{a:.3f},{'red' if b > 0 else 'green'},{i % 2}" for i, (a, b, _) in enumerate(ROWS)]
+    (folder / "rows.csv").write_text("\n".join(["one,colour,class", *lines]) + "\n")
+    return folder / "rows.csv"
+
+
+def table_stream(folder: Path) -> Path:
+    learn_files([rows_file(folder)], Asked("class"), folder / "rows.safetensors")
+    return folder / "rows.safetensors"
+
+
+def use_table_stream(path: Path) -> None:
+    """As `evcl stream --out` does if it goes on: all rows are there, and the file is not written again."""
+    stream_table.load(path)
+    good = path.read_bytes()
+    try:
+        learn_files([path.with_name("rows.csv")], Asked("class"), path)
+    finally:
+        path.write_bytes(good)
+
+
+def generative(folder: Path) -> Path:
+    found = evcl.EVCL(generator(), likelihood="bound", epochs=1)
+    for _ in range(2):
+        found.learn(IMAGES)
+    found.save(folder / "generative.safetensors")
+    return folder / "generative.safetensors"
+
+
+def generator() -> evcl.nn.VAE:
+    return evcl.nn.task_vae(16, width=6, latents=2, encoder_layers=1)
+
+
+def use_generative(path: Path) -> None:
+    found = evcl.load(path, generator())
+    found.sample("0", 2)
+    found.log_likelihood(IMAGES[:2], "0", draws=4)
+
+
 # A command on each line. What would train raises instead: the words are tried here, not the training.
 COMMANDS = """learn --model new.safetensors --data table.csv --target class --epochs 1 --hidden 4,4 --set lr=0.01
 learn --model model.safetensors --data table.csv --task two --keep 20 --validation 0.2 --missing NA --unknown error
@@ -336,11 +435,11 @@ TARGETS: dict[str, Target] = {
     "claim": Target(store("cells/*/claim-1.json"), use_store),
     "owner": Target(store("owners/*.json"), use_store),
     "cells": Target(store("sweeps/*.json"), use_store),
-    "checkpoint": Target(learned.checkpoint(CELL), learned.use_checkpoint(CELL)),
-    "checkpoint of agents": Target(learned.checkpoint(AGENTS), learned.use_checkpoint(AGENTS)),
-    "stream": Target(learned.stream, learned.use_stream),
-    "table stream": Target(learned.table_stream, learned.use_table_stream),
-    "generative model": Target(learned.generative, learned.use_generative),
+    "checkpoint": Target(checkpoint(CELL), use_checkpoint(CELL)),
+    "checkpoint of agents": Target(checkpoint(AGENTS), use_checkpoint(AGENTS)),
+    "stream": Target(stream, use_stream),
+    "table stream": Target(table_stream, use_table_stream),
+    "generative model": Target(generative, use_generative),
     "command line": Target(command_lines, use_command),
     "adapters": Target(adapters, lambda path: evcl.load(path, base())),
     "csv": Target(table, use_table),
