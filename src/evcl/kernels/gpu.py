@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evcl._core.randomness import DeviceNoise, Noise
-from evcl.nn.chain import Batch, ChainData, Lessons, Place
+from evcl.nn.chain import Batch, ChainData, Lessons, Place, up
 
 BLOCK = 1024
 # Integer arguments that Triton must not specialise on: it would compile variants for 1 and for multiples of 16.
@@ -527,7 +527,7 @@ class _Buffers:
 
     def __init__(self, chain: Chain, size: int) -> None:
         (copies, r, _), new = chain.values.shape, chain.values.new_empty
-        widths = [_up(place.outs, chain.align) for place in chain.places]
+        widths = [up(place.outs, chain.align) for place in chain.places]
         self.ratio = [new(r, size, width) for width in widths[:-1]]
         self.gh = [new(copies, r, size, width) for width in widths]
         parts = triton.cdiv(size, chain.loss_shape()[0])
@@ -543,10 +543,6 @@ class _Buffers:
             kept[0] if how.cublas else new(r, size, width)
             for kept, how, width in zip(self.kept[1:], chain.ways[1:], widths, strict=False)
         ]
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
 
 
 @triton.jit

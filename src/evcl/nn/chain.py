@@ -119,15 +119,17 @@ def padded(chain: LayerNames, layout: Layout, heads: Sequence[int], multiple: in
     its matrix units need; the number of classes of a head is not.
     """
 
-    def up(n: int) -> int:
-        return -(-n // multiple) * multiple
-
     shapes = layout.shapes
-    stored = {name: tuple(map(up, shapes[name])) for pair in chain for name in pair if name is not None}
-    for k in heads:
-        name = head_names(k)["weight"]
-        stored[name] = (shapes[name][0], up(shapes[name][1]))
+    names = [name for pair in chain for name in pair if name is not None]
+    stored = {name: tuple(up(n, multiple) for n in shapes[name]) for name in names}
+    for name in (head_names(k)["weight"] for k in heads):
+        stored[name] = (shapes[name][0], up(shapes[name][1], multiple))
     return stored
+
+
+def up(n: int, multiple: int) -> int:
+    """n, rounded up to a multiple."""
+    return -(-n // multiple) * multiple
 
 
 def find_places(chain: LayerNames, layout: Layout, heads: Sequence[int]) -> list[Place]:

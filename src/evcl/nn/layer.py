@@ -193,12 +193,7 @@ class BayesianLayer(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
-            where = f"{self.path!r} ({type(self).__name__})"
-            error = NoWeight(
-                f"{where}: a Bayesian layer has no {name!r} to use directly: call the layer, or a layer tied to it"
-            )
-            error.layer = self
-            raise error
+            raise NoWeight(self, name, self.path, "call the layer, or a layer tied to it")
         return super().__getattr__(name)
 
     def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:

@@ -69,13 +69,9 @@ class BayesianNetwork(nn.Module):
         frozen: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self.call = call or Call()
-        self.trunk = trunk
-        self.weights = weights
-        self.layout = layout
-        self.posterior = posterior
-        self.trunk_names = tuple(layout.shapes)
-        self.centre, self.scales = centre, dict(scales)
+        self.call, self.trunk, self.weights = call or Call(), trunk, weights
+        self.layout, self.trunk_names = layout, tuple(layout.shapes)
+        self.posterior, self.centre, self.scales = posterior, centre, dict(scales)
         self.task_weights: TaskWeights | None = None
         self.heads = nn.ModuleList()
         self.owned = nn.ModuleList(own for _, _, own in owned)
@@ -362,10 +358,11 @@ class BayesianNetwork(nn.Module):
         self._settled = True
 
     def _tried(self, x: Tensor) -> Tensor | None:
+        x = x.clone()  # a forward pass may write to it
         with self.alone():
             self.weights.batch = len(x)
             try:
-                return self._output(x.clone(), self._run)  # not x itself: a forward pass may write to it
+                return self._output(x, self._run)
             except (EvclError, RuntimeError):
                 return None
 
