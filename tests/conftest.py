@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gc
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -101,6 +102,21 @@ def evcl(capsys, tmp_path):
     with contextlib.chdir(tmp_path):
         yield call
     sys.argv, os.environ["EVCL_PLUGINS"] = before
+
+
+@pytest.fixture
+def program(capsys):
+    """Run a Python file with these words: what it prints."""
+
+    def call(path, *words):
+        before, sys.argv = sys.argv, [str(path), *map(str, words)]
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        finally:
+            sys.argv = before
+        return capsys.readouterr().out
+
+    return call
 
 
 @pytest.fixture(scope="module")
