@@ -291,12 +291,6 @@ class BayesianLayer(nn.Module):
         raise NotImplementedError
 
 
-def hooks(module: nn.Module, kind: str) -> dict[int, Callable[..., object]]:
-    """A module's hooks of this kind, "forward_pre" or "backward", in torch's own table."""
-    found: dict[int, Callable[..., object]] = vars(module)[f"_{kind}_hooks"]
-    return found
-
-
 def state_of(layer: nn.Module) -> dict[str, Tensor]:
     """The layer's state beside its weights, one row per replica."""
     own = vars(layer)["_non_persistent_buffers_set"]

@@ -19,7 +19,7 @@ from evcl._core.errors import EvclError, NoWeight, retired
 from evcl.nn.columns import Columns
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call, described
-from evcl.nn.layer import BayesianLayer, Grads, Named, Weights, hooks, state_of
+from evcl.nn.layer import BayesianLayer, Grads, Named, Weights, state_of
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
 from evcl.nn.number_head import NumberHead
@@ -544,7 +544,7 @@ def _fixed_layers(trunk: nn.Module) -> int:
 
     if never_changes(trunk):
         return WHOLE if any(True for _ in trunk.parameters()) else 0
-    if type(trunk) is not nn.Sequential or trunk._forward_hooks or hooks(trunk, "forward_pre"):
+    if type(trunk) is not nn.Sequential or trunk._forward_hooks or vars(trunk)["_forward_pre_hooks"]:
         return 0
     layers = list(takewhile(never_changes, trunk))
     return len(layers) if any(True for layer in layers for _ in layer.parameters()) else 0
