@@ -86,7 +86,8 @@ def generator():
 
 @pytest.fixture
 def evcl(capsys, tmp_path):
-    """Run a command in an empty folder: (status, standard output, standard error).
+    """Run a command in an empty folder: (status, standard output, standard error). `evcl.done` runs one that has to
+    succeed, and returns its output.
 
     The plugins that a command adds are forgotten afterwards.
     """
@@ -98,6 +99,12 @@ def evcl(capsys, tmp_path):
         captured = capsys.readouterr()
         return stop.value.code or 0, captured.out, captured.err
 
+    def done(*arguments):
+        status, out, err = call(*arguments)
+        assert (status, err) == (0, ""), err
+        return out
+
+    call.done = done
     before = sys.argv, os.environ["EVCL_PLUGINS"]
     with contextlib.chdir(tmp_path):
         yield call
