@@ -175,6 +175,7 @@ def test_the_past_counts_once():
         assert float(loss.strength) == pytest.approx(alpha * 40 / 80)
     first = found[1.0][0]
     added = (found[0.0][0] - first).clamp_min(0)
+    assert float(added.max()) > 0.1 * float(first.min())
     torch.testing.assert_close(found[0.25][0], first + 0.75 * added)
     torch.testing.assert_close(found[0.25][1], 0.75 * found[0.0][1])
     assert float(found[1.0][1].abs().max()) == 0

@@ -6,7 +6,7 @@ import pytest
 import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import F64, PLAIN_FISHER, adam, assert_weights, by_sign, copies, learned, logits, plain, run_of, used_by
+from small_runs import F64, PLAIN_FISHER, adam, assert_weights, by_sign, copies, logits, plain, run_of, used_by
 
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl.methods.imm import SMALLEST
@@ -46,13 +46,6 @@ def test_what_predicts_is_the_closed_form_and_not_the_last_weights(method, heads
     for task in tasks:  # and these weights are what the network computes with
         p = logits(network, task.x[0], task.head).softmax(1).detach()
         torch.testing.assert_close(run.predict(task.x, task.head, task=task.task)[0], p)
-
-
-def test_after_one_task_it_predicts_as_naive_training_does():
-    one = by_sign(0)
-    wanted = learned("naive", [one]).predict(one.x, 0)
-    for method in METHOD_NAMES:
-        torch.testing.assert_close(learned(method, [one]).predict(one.x, 0), wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_l2_transfer_is_that_of_plain_torch():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from small_runs import F64, INPUTS, fitting, run_of
+from small_runs import F64, INPUTS, fitting, run_of, same
 from torch import Tensor, nn
 
 import evcl
@@ -115,11 +115,6 @@ def load(tensors, outline):
     return run
 
 
-def same(a, b):
-    a, b = a.tensors(), b.tensors()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 # --- growing ---------------------------------------------------------------------------------------------------------
 
 
@@ -193,10 +188,10 @@ def test_a_method_with_every_field_is_saved_by_a_learner(tmp_path):
             learner.learn((task(head).x[0].float(), task(head).y[0]))
         learner.save(tmp_path / "model.safetensors")
         again = evcl.load(tmp_path / "model.safetensors")
-        assert same(again.parts.run, learner.parts.run)
+        assert same(again, learner)
         for one in (learner, again):
             one.learn((task(2).x[0].float(), task(2).y[0]))
-        assert same(again.parts.run, learner.parts.run)
+        assert same(again, learner)
     finally:
         METHODS.remove("everything")
 
@@ -400,14 +395,12 @@ def test_a_second_network_cannot_be_the_learners_own():
     method = Method("same", "", bayesian=False, learn=learn, memory=Others)
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
     learner.learn(torch.eye(4), [0, 1, 0, 1], task="a")
-    before = {name: t.clone() for name, t in learner.parts.run.tensors().items()}
+    before = copy.deepcopy(learner.parts.run)
     odd.append(True)
     with pytest.raises(evcl.EvclError, match=r"^task 'b': first in the memory must keep its own network: .*$"):
         learner.learn(torch.eye(4), [0, 1, 0, 1], task="b")
-    after = learner.parts.run.tensors()
     assert learner.tasks == ("a",)
-    assert after.keys() == before.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(learner, before)
     odd.clear()
     learner.learn(torch.eye(4), [0, 1, 0, 1], task="b")  # and it goes on
 

@@ -79,15 +79,6 @@ def test_gates_are_drawn_once_per_task_from_the_seed():
     assert both[0].dtype == torch.uint8
 
 
-@pytest.mark.parametrize(("importance", "other"), [("none", "naive"), ("fisher", "ewc")])
-def test_without_gates_it_is_naive_training_or_ewc(importance, other):
-    given = {**PLAIN, "strength": 7.0} if other == "ewc" else {}
-    tasks = [by_sign(0), by_sign(1)]
-    one = learned("xdg", tasks, hidden=(7, 6), gated=0.0, importance=importance, **given)
-    two = learned(other, tasks, hidden=(7, 6), **given)
-    torch.testing.assert_close(one.network.posterior.mean, two.network.posterior.mean, rtol=1e-9, atol=1e-12)
-
-
 class Odd(nn.Module):
     """A convolution, a batch norm, an activation that is not 0 at 0, groups, a layer norm, a residual connection."""
 
