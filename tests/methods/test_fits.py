@@ -350,20 +350,15 @@ def test_a_term_that_is_no_dataclass_is_named():
 
 def test_a_start_of_ones_own_is_where_a_fit_begins():
     """And not where the posterior is, which stays as it was until the round ends."""
-    starts = []
-
-    class Began(Tracker):
-        def begin(self, q, part):
-            starts.append(q.snapshot())
+    path = Hears()
 
     def learn(memory, round_, s):
         zero = Gaussian(torch.zeros_like(round_.posterior.mean), None)
-        fitted = yield Fit(round_.tasks, start=zero, trackers=[Began()])
+        fitted = yield Fit(round_.tasks, start=zero, trackers=[path])
         return Learned(fitted.q, memory)
 
-    run = made(learn, bayesian=False)
-    run.learn([task()])
-    assert not starts[0].mean.any()
+    made(learn, bayesian=False).learn([task()])
+    assert not path.start.mean.any()
 
 
 def test_a_method_of_its_own_names_needs_no_more_than_learn():
