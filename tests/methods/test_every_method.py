@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import small_runs
 import torch
-from small_runs import F64, Handed, by_sign, run_of
+from small_runs import F64, Handed, by_sign, copies, run_of
 from strengths import HIDDEN, INPUTS, STRENGTHS, WITHOUT, check_strength, made, task
 from torch import nn
 
@@ -133,10 +133,6 @@ def test_it_forgets_less_than_another_method(method, given, other, hidden, by):
 
 def changed(tensors, before):
     return [name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])]
-
-
-def copies(tensors):
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("method", CONTINUAL)

@@ -328,22 +328,19 @@ def test_validation_data_stops_compress_at_the_bases_best_epoch():
 # --- what cannot be done ---------------------------------------------------------------------------------------------
 
 
-class Twice(nn.Module):
-    def __init__(self, width):
+class Called(nn.Module):
+    """Linear layers of these sizes, called in this order."""
+
+    def __init__(self, order, **sizes):
         super().__init__()
-        self.one, self.two = (skip_init(nn.Linear, a, b) for a, b in ((INPUTS, width), (width, width)))
+        self.order = order
+        for name, (inputs, outputs) in sizes.items():
+            self.add_module(name, skip_init(nn.Linear, inputs, outputs))
 
     def forward(self, x):
-        return torch.relu(self.two(torch.relu(self.two(torch.relu(self.one(x))))))
-
-
-class Backwards(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.two, self.one = (skip_init(nn.Linear, a, b) for a, b in ((7, 7), (INPUTS, 7)))
-
-    def forward(self, x):
-        return torch.relu(self.two(torch.relu(self.one(x))))
+        for name in self.order:
+            x = torch.relu(self.get_submodule(name)(x))
+        return x
 
 
 class Unpooled(nn.Module):
@@ -364,8 +361,16 @@ def fixed():
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        (lambda: Twice(7), {}, "'two' is called twice; a network with columns must call each layer once"),
-        (Backwards, {}, "'one' is called before 'two': a network with columns must declare first"),
+        (
+            lambda: Called(["one", "two", "two"], one=(INPUTS, 7), two=(7, 7)),
+            {},
+            "'two' is called twice; a network with columns must call each layer once",
+        ),
+        (
+            lambda: Called(["one", "two"], two=(7, 7), one=(INPUTS, 7)),
+            {},
+            "'one' is called before 'two': a network with columns must declare first",
+        ),
         (Unpooled, {}, "one number per unit of its last layer, 'one', which has 3, not 12: end it with a linear layer"),
         (
             lambda: skip_init(nn.TransformerEncoderLayer, INPUTS, 1),

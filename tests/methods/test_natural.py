@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from small_runs import F64, INPUTS, Handed
 from torch import nn
+from torch.autograd.functional import jacobian
 from torch.nn.utils import skip_init
 
 import evcl
@@ -48,24 +49,13 @@ def logits(run, theta, x):
 
 def gradients(run, theta, x, y):
     """[n, P]: the gradient of each example's NLL."""
-    found = []
-    for b in range(len(x)):
-        at = theta.clone().requires_grad_()
-        loss = F.cross_entropy(logits(run, at, x[b : b + 1]), y[b : b + 1])
-        found.append(torch.autograd.grad(loss, at)[0])
-    return torch.stack(found)
+    return jacobian(lambda at: F.cross_entropy(logits(run, at, x), y, reduction="none"), theta)
 
 
 def fisher_rows(run, theta, x):
     """[n C, P]: sqrt(p_c) d log p_c / d theta of each example and class, whose outer products add up to the Fisher."""
-    found = []
-    for b in range(len(x)):
-        at = theta.clone().requires_grad_()
-        log_p = logits(run, at, x[b : b + 1]).log_softmax(1)[0]
-        for value in log_p:
-            (one,) = torch.autograd.grad(value, at, retain_graph=True)
-            found.append(value.detach().exp().sqrt() * one)
-    return torch.stack(found)
+    roots = logits(run, theta, x).softmax(1).sqrt()
+    return (roots.unsqueeze(2) * jacobian(lambda at: logits(run, at, x).log_softmax(1), theta)).flatten(0, 1)
 
 
 def start(run):
