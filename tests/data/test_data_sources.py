@@ -111,7 +111,7 @@ def test_a_bad_mirror_leads_to_the_next(bad, server, add):
     entry = add(tiny.entry(wanted, files, mirrors=(bad(server, files), server.good("good", files))))
     tried: list[str] = []
     stall = 2 if bad in (stalls, silent) else sources.STALL
-    found, source = sources.obtain(entry, None, False, tried, timeout=(5, stall))
+    found, source = sources.obtain(entry, None, False, tried, timeout=stall)
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array)
     assert source == entry.mirrors[1]
@@ -125,7 +125,7 @@ def test_a_dead_host_is_asked_once_not_once_a_file(bad, server, add):
     wanted, files = tiny.web()
     entry = add(tiny.entry(wanted, files, mirrors=(bad(server, files),)))
     with pytest.raises(EvclError):
-        sources.obtain(entry, None, False, [], timeout=(5, 1))
+        sources.obtain(entry, None, False, [], timeout=1)
     assert len(server.asked) == (1 if bad is silent else 0)
 
 
