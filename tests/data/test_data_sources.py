@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -261,23 +262,12 @@ def test_ctrl_c_keeps_what_came(server, add, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "bar", lambda *_: _Yields(interrupt))
+        patch.setattr(progress, "bar", lambda *_: nullcontext(interrupt))
         with pytest.raises(KeyboardInterrupt):
             data.fetch("tiny")
     server.asked.clear()
     _same(data.load("tiny"), wanted)
     assert server.asked[0][1].startswith("bytes=")
-
-
-class _Yields:
-    def __init__(self, value):
-        self.value = value
-
-    def __enter__(self):
-        return self.value
-
-    def __exit__(self, *_):
-        return None
 
 
 def test_a_wrong_beginning_is_thrown_away(server, add, cache):
