@@ -193,18 +193,21 @@ def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     width = side_of(common["scatter"].shape[1])
     z = (x - common["centre"][r].view(x.shape[1:])).div_(common["scale"][r])
     drawn = drawn_weights(x, x.shape[1:], width, seed, first_inputs(common, r))
-    if not drawn:
-        return F.pad(z.flatten(1), (0, width - z[0].numel()))
+    if len(drawn) != 1:
+        return features(z, drawn, width)
+    most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else CACHED
+    size = max(1, most // (len(drawn[0]) * math.prod(z.shape[2:])))
+    return torch.cat([features(some, drawn, width) for some in z.split(size)])
+
+
+def features(z: Tensor, drawn: Sequence[Tensor], width: int) -> Tensor:
+    """[N, D]: what units with these random weights make of scaled inputs z [N, ...]."""
+    if len(drawn) == 0:
+        z = z.flatten(1)
+        return F.pad(z, (0, width - z.shape[1]))
     if len(drawn) == 1:
-        (filters,) = drawn
-        most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else CACHED
-        size = max(1, most // (len(filters) * math.prod(z.shape[2:])))
-        found = z.new_empty(len(z), len(filters), GRID, GRID)
-        for into, some in zip(found.split(size), z.split(size), strict=True):
-            into.copy_(F.adaptive_avg_pool2d(F.conv2d(some, filters, padding=FIELD // 2).relu_(), GRID))
-        return found.flatten(1)
-    weight, bias = drawn
-    return (z.flatten(1) @ weight).add_(bias).relu_()
+        return F.adaptive_avg_pool2d(F.conv2d(z, drawn[0], padding=FIELD // 2).relu(), GRID).flatten(1)
+    return (z.flatten(1) @ drawn[0] + drawn[1]).relu()
 
 
 def first_inputs(common: dict[str, Tensor], r: int) -> int | None:
@@ -305,11 +308,4 @@ class Likelihood(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = (x - self.centre) / self.scale
-        if len(self.drawn) == 0:
-            z = z.flatten(1)
-            features = F.pad(z, (0, self.width - z.shape[1]))
-        elif len(self.drawn) == 1:
-            features = F.adaptive_avg_pool2d(F.conv2d(z, self.drawn[0], padding=FIELD // 2).relu(), GRID).flatten(1)
-        else:
-            features = (z.flatten(1) @ self.drawn[0] + self.drawn[1]).relu()
-        return features @ self.weight + self.offset
+        return features(z, list(self.drawn), self.width) @ self.weight + self.offset
