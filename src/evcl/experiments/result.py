@@ -339,7 +339,7 @@ def _merged(blocks: Sequence[StreamMeasures]) -> StreamMeasures | None:
     )
 
 
-def to_json(content: Result | Mapping[str, Any]) -> str:
+def to_json(content: Result | Mapping[str, object]) -> str:
     """The JSON text of a file. Uses `json`, because msgspec prints some floats differently. What was not measured is
     left out.
     """
