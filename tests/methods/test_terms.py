@@ -10,8 +10,8 @@ import evcl
 from evcl._core.settings import Settings
 from evcl.methods import collapse
 from evcl.methods.elastic_memory import Elastic
+from evcl.methods.kl import KL
 from evcl.methods.terms import Spring
-from evcl.methods.vcl import KL
 from evcl.nn import Gaussian
 
 

@@ -223,7 +223,7 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, fir
     source = generator(seed, Purpose.FEATURES)
     if width % GRID**2:  # no number of random units
         return []
-    if image(shape):
+    if len(shape) == 3 and min(shape[1:]) >= SMALLEST:
         filters = torch.randn(width // GRID**2, shape[0], FIELD, FIELD, generator=source).to(like)
         return [filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)]
     inputs = math.prod(shape)
@@ -234,10 +234,6 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, fir
         more = [torch.randn(width, generator=generator(seed, Purpose.FEATURE, i)) for i in range(at_first, inputs)]
         weight = torch.cat([weight, (torch.stack(more) / math.sqrt(at_first)).to(like)])
     return [weight, bias]
-
-
-def image(shape: Sequence[int]) -> bool:
-    return len(shape) == 3 and min(shape[1:]) >= SMALLEST
 
 
 def chunks(

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
-from evcl.methods.memory import HOW, Another, ByKey, KeptExamples, Model, PerWeight, Start
+from evcl.methods.memory import HOW, Another, ByKey, KeptExamples, Model, PerWeight
 from evcl.nn import Gaussian, Layout
 from evcl.posterior import Extending
 
@@ -82,13 +82,6 @@ class Fresh(NamedTuple):
     prior: Gaussian
     posterior: Gaussian
 
-    def of(self, start: Start, kind: type) -> Any:
-        """The initial value that `start` names, as a Gaussian or as a tensor."""
-        gaussian = self.posterior if start == "posterior" else self.prior
-        if kind is Gaussian:
-            return gaussian
-        return torch.zeros_like(gaussian.mean) if start == "zero" else gaussian.mean
-
 
 def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) -> M:
     """The memory before the first task. `another(field, make)` makes a second network."""
@@ -100,8 +93,13 @@ def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) ->
         elif isinstance(how, Another):
             values[one.name] = another(one.name, how.make)
         elif isinstance(how, PerWeight):
-            several = how.kind in (tuple, dict)
-            values[one.name] = how.kind() if several else mapped(fresh.of(how.start, how.kind), Tensor.clone)
+            start = fresh.posterior if how.start == "posterior" else fresh.prior
+            if how.kind in (tuple, dict):
+                values[one.name] = how.kind()
+            elif how.kind is Gaussian:
+                values[one.name] = mapped(start, Tensor.clone)
+            else:
+                values[one.name] = torch.zeros_like(start.mean) if how.start == "zero" else start.mean.clone()
     return cls(**values)
 
 
@@ -136,7 +134,8 @@ def relaid(memory: M, extended: Extending, fresh: Fresh, grown: Callable[[Model]
                 log_std = extended(q.log_std, new.log_std)
             return Gaussian(extended(q.mean, new.mean), log_std)
 
-        return mapped(value, lambda t: extended(t, fresh.of(how.start, Tensor)), extended_gaussian)
+        start = torch.zeros_like(new.mean) if how.start == "zero" else new.mean
+        return mapped(value, lambda t: extended(t, start), extended_gaussian)
 
     return each(memory, change)
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, TRAINING, Setting, Settings, decided
+from evcl.methods.kl import kl
 from evcl.methods.method import ALONE, Fit, Learned, Learning, Round, Tracker
 from evcl.methods.terms import Springs
-from evcl.methods.vcl import Memory, kl
+from evcl.methods.vcl import Memory
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 
 Source = Callable[[Tensor, Noise], Tensor]

@@ -37,13 +37,13 @@ from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, Setting, Settings
 from evcl.curvature import StepCurvature, blocks
 from evcl.methods.elastic_memory import Elastic
+from evcl.methods.kl import first_precision
 from evcl.methods.kronecker import Factored
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_layer, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.natural import NO_MEMORY, WITHOUT, AtEnd, NaturalRule, Source
 from evcl.methods.terms import Number, Term
-from evcl.methods.vcl import first_precision
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.posterior.kronecker import TINY, Block, Factors, Pair, Root, diagonal, merged
 
