@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tabular import predicted
 
 from evcl import EvclError, tables
 from evcl.tables.earlier import LEAST, Summary, _similar, estimate, standing
+from evcl.tables.model import NOTE, notes_of
 
 FAST = ["--epochs", "30", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -30,16 +31,13 @@ def learn(evcl):
     def learn(name, frame, *more):
         frame.to_csv(f"{name}.csv", index=False)
         made = [] if Path("m").exists() else ["--target", "label", *FAST]
-        status, out, err = evcl("learn", "--model", "m", "--data", f"{name}.csv", *made, *more)
-        assert (status, err) == (0, "")
-        return out
+        return evcl.done("learn", "--model", "m", "--data", f"{name}.csv", *made, *more)
 
     return learn
 
 
 def accuracy(evcl, frame, task):
-    frame.to_csv("test.csv", index=False)
-    out = evcl("predict", "--model", "m", "--data", "test.csv", "--out", "p.csv", "--task", task, "--json")[1]
+    out = predicted(evcl, frame, "test", "--task", task, "--json")
     return json.loads(out)["accuracy"]
 
 
@@ -48,7 +46,7 @@ def test_the_estimate_is_near_the_truth_where_the_model_forgets(evcl, learn):
     learn("january", rows(0), "--method", "naive")
     out = learn("february", rows(1, rule=(-1.0, 1.0, 0.0, 0.0)))
     truth = accuracy(evcl, rows(2, 2000), "january")
-    found = json.loads(evcl("inspect", "m", "--json")[1])["tasks"]
+    found = json.loads(evcl.done("inspect", "m", "--json"))["tasks"]
     assert found[0]["estimated"] is True
     assert found[0]["accuracy"] > truth + 0.2
     assert found[0]["now"] == pytest.approx(truth, abs=0.08)
@@ -62,10 +60,10 @@ def test_rows_that_are_kept_are_measured_instead(evcl, learn):
     found = tables.load_model(Path("m"))
     kept = found.learner.evaluate_kept()["january"]
     assert f"earlier tasks now, on the rows kept of them: january {100 * kept:.1f}%\n" in out
-    told = json.loads(evcl("inspect", "m", "--json")[1])["tasks"][0]
+    told = json.loads(evcl.done("inspect", "m", "--json"))["tasks"][0]
     assert (told["now"], told["estimated"]) == (kept, False)
     learn("march", rows(2), "--keep", "8")  # too few rows of each task to measure on
-    told = json.loads(evcl("inspect", "m", "--json")[1])["tasks"][0]
+    told = json.loads(evcl.done("inspect", "m", "--json"))["tasks"][0]
     assert told["estimated"] is True
 
 
@@ -130,10 +128,8 @@ def test_tasks_that_lost_accuracy_are_named(learn):
 @pytest.mark.parametrize("now", [3, {"nobody": [0.5, True]}, {"january": [1.5, True]}, {"january": "high"}])
 def test_damage_to_what_tasks_are_at_is_refused_in_one_line(learn, now):
     learn("january", rows(0))
-    with safe_open("m", framework="pt") as file:
-        text = file.metadata()
-    text["evcl.tables"] = json.dumps({**json.loads(text["evcl.tables"]), "now": now})
-    save_file(load_file("m"), "m", text)
+    text = notes_of(Path("m"))
+    save_file(load_file("m"), "m", {**text, NOTE: json.dumps({**json.loads(text[NOTE]), "now": now})})
     with pytest.raises(EvclError, match=r"^cannot load m: [^\n]*$"):
         tables.load_model(Path("m"))
 
@@ -194,9 +190,7 @@ def test_the_estimate_by_hand():
 )
 def test_a_damaged_summary_is_refused_in_one_line(learn, name, change):
     learn("january", rows(0))
-    with safe_open("m", framework="pt") as file:
-        text = file.metadata()
-    tensors = load_file("m")
+    text, tensors = notes_of(Path("m")), load_file("m")
     changed = change(tensors.pop(f"summary.0.{name}"))
     save_file(tensors if changed is None else {**tensors, f"summary.0.{name}": changed.contiguous()}, "m", text)
     with pytest.raises(EvclError, match=r"^cannot load m: [^\n]*$"):
@@ -205,12 +199,7 @@ def test_a_damaged_summary_is_refused_in_one_line(learn, name, change):
 
 def test_a_summary_of_no_task_is_refused(learn):
     learn("january", rows(0))
-    with safe_open("m", framework="pt") as file:
-        text = file.metadata()
-    tensors = load_file("m")
-    for name in list(tensors):
-        if name.startswith("summary.0"):
-            tensors[name.replace("summary.0", "summary.9")] = tensors.pop(name)
-    save_file(tensors, "m", text)
+    tensors = {name.replace("summary.0", "summary.9"): tensor for name, tensor in load_file("m").items()}
+    save_file(tensors, "m", notes_of(Path("m")))
     with pytest.raises(EvclError, match="a summary is of a task that was not learned"):
         tables.load_model(Path("m"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from tabular import learned, predicted
 
 from evcl import tables
 
@@ -28,8 +29,7 @@ def model(evcl, made_once):
     def make():
         homes().to_csv("january.csv", index=False)
         options = ("--target", "price", "--drop", "rooms", *FAST)
-        status, out, err = evcl("learn", "--model", "m", "--data", "january.csv", *options)
-        assert (status, err) == (0, "")
+        out = evcl.done("learn", "--model", "m", "--data", "january.csv", *options)
         assert "note: price has numbers with fractions, so it is learned as a number, not as classes" in out
         assert "270 examples learned" in out
         assert "on the held-out rows: RMSE " in out
@@ -39,13 +39,9 @@ def model(evcl, made_once):
 
 
 def test_the_whole_way(model):
-    homes(seed=1, shift=10).to_csv("february.csv", index=False)
-    status, out, _ = model("learn", "--model", "m", "--data", "february.csv")
-    assert status == 0
+    out = learned(model, homes(seed=1, shift=10), "february")
     assert " before); the target's deviation is " in out
-    homes(seed=2).to_csv("new.csv", index=False)
-    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
-    assert status == 0
+    out = predicted(model, homes(seed=2), "new")
     assert "300 predicted, mean std " in out
     assert "within 95% intervals, against its labels" in out
     found = pd.read_csv("p.csv")
@@ -54,11 +50,9 @@ def test_the_whole_way(model):
     assert max(len(text.replace(".", "").lstrip("0")) for text in written) <= 7
     assert np.sqrt(((found.prediction - found.price) ** 2).mean()) < 25  # the deviation is 53
     assert ((found.low_95 < found.price) & (found.price < found.high_95)).mean() > 0.85
-    status, out, _ = model("inspect", "m")
-    assert status == 0
+    out = model.done("inspect", "m")
     assert "coverage" in out
-    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--json")
-    told = json.loads(out)
+    told = json.loads(model.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--json"))
     assert told["read"] == []
     assert told["rmse"] == pytest.approx(np.sqrt(((found.prediction - found.price) ** 2).mean()), rel=1e-4)
     loaded = tables.load_model(Path("m"))
@@ -68,22 +62,19 @@ def test_the_whole_way(model):
 
 def test_rows_unlike_the_training_rows_get_a_note_and_wide_intervals(model):
     far = homes(10, seed=4)
-    assert "unlike" not in predicted(model, far)[0]
+    assert "unlike" not in said_and_found(model, far)[0]
     far.loc[:6, "size"] = 3000.0
-    said, found = predicted(model, far)
+    said, found = said_and_found(model, far)
     assert "note: 7 of 10 rows are unlike the training rows: such predictions mean little (epistemic above " in said
     assert (found.epistemic[:7] > 100).all()
     assert (found.epistemic[7:] < 53).all()
     assert (found.low_95[:7] < 0).all()  # as if the price stayed as it is at the largest size, and less
-    said, _ = predicted(model, far[:1])
+    said, _ = said_and_found(model, far[:1])
     assert "note: 1 of 1 row is unlike the training rows" in said
 
 
-def predicted(model, frame):
-    frame.to_csv("new.csv", index=False)
-    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
-    assert status == 0
-    return out, pd.read_csv("p.csv")
+def said_and_found(model, frame):
+    return predicted(model, frame, "new"), pd.read_csv("p.csv")
 
 
 def test_counts_and_whole_numbers_are_asked_for(evcl):
@@ -98,17 +89,13 @@ def test_counts_and_whole_numbers_are_asked_for(evcl):
     assert found.prediction.mean() == pytest.approx(table.rooms.mean(), rel=0.2)
     table["whole"] = table.price.round().astype(int)
     table.drop(columns=["price", "rooms"]).to_parquet("b.parquet")
-    status, out, _ = evcl(
-        "learn", "--model", "n", "--data", "b.parquet", "--target", "whole", "--kind", "number", *FAST
-    )
-    assert status == 0
+    out = evcl.done("learn", "--model", "n", "--data", "b.parquet", "--target", "whole", "--kind", "number", *FAST)
     assert "RMSE" in out
 
 
 def test_decimal_commas_are_numbers_too(evcl):
     homes().drop(columns="rooms").to_csv("a.csv", index=False, sep=";", decimal=",")
-    status, _, _ = evcl("learn", "--model", "m", "--data", "a.csv", "--target", "price", "--kind", "number", *FAST)
-    assert status == 0
+    evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "price", "--kind", "number", *FAST)
     assert tables.load_model(Path("m")).history[0]["deviation"] == pytest.approx(homes().price.std(ddof=0))
 
 
@@ -135,8 +122,7 @@ def test_bad_input_is_refused_and_the_model_stays(model, change, arguments, mess
 def test_a_table_of_classes_stays_one(evcl):
     """1.5 among the labels of a later file is no reason to change what the model predicts."""
     table = homes().assign(label=lambda t: (t.price > 200).astype(int)).drop(columns=["price", "rooms"])
-    table.to_csv("a.csv", index=False)
-    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "label", *FAST)[0] == 0
+    learned(evcl, table, "a", "--target", "label", *FAST)
     table.assign(label=table.label + 0.5).to_csv("b.csv", index=False)
     status, _, err = evcl("learn", "--model", "m", "--data", "b.csv")
     assert status != 0
@@ -145,9 +131,8 @@ def test_a_table_of_classes_stays_one(evcl):
 
 def test_large_numbers_that_hardly_vary_keep_their_digits(evcl):
     table = homes().assign(price=lambda t: t.price + 1e9)
-    table.drop(columns="rooms").to_csv("a.csv", index=False)
-    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "price", *FAST)[0] == 0
-    assert evcl("predict", "--model", "m", "--data", "a.csv", "--out", "p.csv")[0] == 0
+    learned(evcl, table.drop(columns="rooms"), "a", "--target", "price", *FAST)
+    evcl.done("predict", "--model", "m", "--data", "a.csv", "--out", "p.csv")
     found = pd.read_csv("p.csv")
     assert found.prediction.nunique() > 250
     assert (found.high_95 - found.low_95).to_numpy() == pytest.approx(2 * 1.96 * found["std"].to_numpy(), rel=0.1)
@@ -156,12 +141,9 @@ def test_large_numbers_that_hardly_vary_keep_their_digits(evcl):
 def test_a_mistyped_target_is_named_and_does_little_harm(model):
     typed = homes(seed=1)
     typed.loc[40, "price"] = 1e6
-    typed.to_csv("february.csv", index=False)
-    status, out, err = model("learn", "--model", "m", "--data", "february.csv")
-    assert (status, err) == (0, "")
+    out = learned(model, typed, "february")
     told = "note: 1 row has a target far outside the others, learned as the largest or smallest of these: line 42 has "
     assert told + "1e+06" in out
-    homes(seed=2).to_csv("new.csv", index=False)
-    assert model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")[0] == 0
+    predicted(model, homes(seed=2), "new")
     found = pd.read_csv("p.csv")
     assert np.sqrt(((found.prediction - found.price) ** 2).mean()) < 25  # the deviation is 53

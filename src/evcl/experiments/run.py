@@ -410,7 +410,9 @@ def result_of(
         if bool(one[r].isfinite())
     }
     measures |= over_tasks(matrix)
-    return cell_result(cell, machine, seconds, size, trunk, task_names=list(names), **measures)
+    name = methods.for_settings(methods.get(cell.method), cell.settings).name
+    measures |= {"task_names": list(names), "composed": None if name == cell.method else name}
+    return cell_result(cell, machine, seconds, size, trunk, **measures)
 
 
 WIDTH, EPOCHS, STEPS, BATCH, LR = 256, 30, 1000, 128, 1e-3  # of the classifier; it takes at most this many steps

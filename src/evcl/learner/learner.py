@@ -155,7 +155,7 @@ class Learner:
 
     def __repr__(self) -> str:
         learned = f"{len(self.tasks)} task{'' if len(self.tasks) == 1 else 's'} learned"
-        return f"{type(self).__name__}({self.method.name!r}, seed={self.seed}, {learned})"
+        return f"{type(self).__name__}({self.parts.run.method.name!r}, seed={self.seed}, {learned})"
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 

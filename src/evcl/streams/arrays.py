@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Values = NDArray[Any]
+Json = dict[str, Any]  # what a file holds as text
 FEW = 2**16  # numbers that numpy changes faster than torch
 SHORT = 2**19  # multiplications per matrix that numpy does faster than torch
 TINY = float(np.finfo(np.float64).tiny)
@@ -111,7 +113,7 @@ def finite(a: Array) -> bool:
     return math.isfinite(np.add.reduce(a, None))
 
 
-def within(a: Array, low: Any, high: Any) -> Array:
+def within(a: Array, low: Array | float, high: Array | float) -> Array:
     """a, cut at these ends; less overhead than `np.clip`."""
     found: Array = np.minimum(np.maximum(a, low), high)
     return found

@@ -13,7 +13,7 @@ Classes come at the end, because there may be more of them later. The sums of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evcl._core.errors import EvclError
 from evcl.metrics import reliability
+from evcl.streams.arrays import Json
 
 __all__ = ["CLASS_MEASURES", "NUMBER_MEASURES", "Prequential", "class_measures", "number_measures", "window_of"]
 
@@ -145,10 +146,11 @@ class Prequential:
             raise EvclError(f"expected probabilities [n, {len(classes)}], one column per class, not {list(p.shape)}")
         for label in (*classes, *labels):
             self._labels.setdefault(label, len(self._labels))
-        places = [self._labels[label] for label in classes]
+        places, own = ([self._labels[label] for label in some] for some in (classes, labels))
         if places != list(range(len(places))):
-            p = _moved(p, places, len(self._labels))
-        own = [self._labels[label] for label in labels]
+            moved = np.zeros((len(p), len(self._labels)))
+            moved[:, places] = p
+            p = moved
         self._add(class_rows(p, own, len(self._labels)))
         if own and p.shape[1]:
             self._bins += reliability(p, own, BINS)
@@ -164,23 +166,18 @@ class Prequential:
     def _add(self, found: Floats) -> None:
         n, more = len(found), found.shape[1] - len(self._decayed)
         if more > 0:
-            self._windows = np.pad(self._windows, ((0, 0), (0, more)))
-            self._decayed = np.pad(self._decayed, (0, more))
+            self._windows, self._decayed = np.pad(self._windows, ((0, 0), (0, more))), np.pad(self._decayed, (0, more))
         weights = self.fading ** np.arange(n - 1, -1, -1)
         self._decayed = self.fading**n * self._decayed + weights @ found
-        if self._asked is None:
-            while self.rows + n > 2 * POINTS * self.window:
-                self._double()
+        while self._asked is None and self.rows + n > 2 * POINTS * self.window:
+            self.window *= 2
+            windows = np.pad(self._windows, ((0, len(self._windows) % 2), (0, 0)))
+            self._windows = windows[::2] + windows[1::2]
         last = -(-(self.rows + n) // self.window)
         if last > len(self._windows):
             self._windows = np.pad(self._windows, ((0, last - len(self._windows)), (0, 0)))
         np.add.at(self._windows, (self.rows + np.arange(n)) // self.window, found)
         self.rows += n
-
-    def _double(self) -> None:
-        self.window *= 2
-        windows = self._windows if len(self._windows) % 2 == 0 else np.pad(self._windows, ((0, 1), (0, 0)))
-        self._windows = windows[::2] + windows[1::2]
 
     # --- what they were worth ----------------------------------------------------------------------------------------
 
@@ -218,22 +215,15 @@ class Prequential:
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def state(self) -> tuple[Json, dict[str, Floats]]:
         """Everything it knows: a part for JSON, and arrays. Labels must be texts, numbers or truth values."""
-        told = {
-            "kind": self.kind,
-            "rows": self.rows,
-            "window": self.window,
-            "asked": self._asked,
-            "fading": self.fading,
-            "labels": list(self._labels),
-            "bins": self._bins.ravel().tolist(),
-            "without": self._without,
-        }
+        told: Json = {"kind": self.kind, "rows": self.rows, "window": self.window, "asked": self._asked}
+        told |= {"fading": self.fading, "labels": list(self._labels)}
+        told |= {"bins": self._bins.ravel().tolist(), "without": self._without}
         return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
 
     @staticmethod
-    def restored(told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Prequential:
+    def restored(told: Json, arrays: Json) -> Prequential:
         """The scores whose state this is. Raises EvclError if it is none."""
         try:
             self = Prequential(told["kind"], told["asked"], told["fading"])
@@ -256,10 +246,3 @@ class Prequential:
 def _listed(values: Any) -> list[Hashable]:
     """The values as plain Python objects, which can be compared and saved."""
     return values.tolist() if hasattr(values, "tolist") else list(values)
-
-
-def _moved(p: Floats, places: Sequence[int], classes: int) -> Floats:
-    """Probabilities with their columns moved to these places."""
-    found = np.zeros((len(p), classes))
-    found[:, list(places)] = p
-    return found

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from evcl._core.files import described, open_tensors, save_tensors
 from evcl.learner.saved import reading
 from evcl.nn import MLP
 from evcl.streams.alarm import Alarm
+from evcl.streams.arrays import Json
 from evcl.streams.stream import State, Stream
 
 FORMAT = 3
@@ -31,7 +31,7 @@ def save(
     save_tensors(path, {**tensors, **beside}, {**notes, NOTE: json.dumps(about)})
 
 
-def parts_of(stream: Stream) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def parts_of(stream: Stream) -> tuple[Json, dict[str, Tensor]]:
     """A stream as what JSON can hold, and its tensors."""
     state = stream.state
     if state is None:
@@ -55,16 +55,17 @@ def parts_of(stream: Stream) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, tensors
 
 
-def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stream:
+def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> tuple[Stream, dict[str, Tensor]]:
+    """The stream of a file, and all tensors in it."""
     with reading(path) as found, open_tensors(found) as file:
-        saved: dict[str, Any] | None = described(file, NOTE)
+        saved: Json | None = described(file, NOTE)
         if saved is None:
             raise EvclError("it is not a stream that was saved by evcl")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return restored(saved, tensors, network)
+        return restored(saved, tensors, network), tensors
 
 
-def restored(saved: Mapping[str, Any], tensors: Mapping[str, Tensor], network: nn.Module | None = None) -> Stream:
+def restored(saved: Json, tensors: Mapping[str, Tensor], network: nn.Module | None = None) -> Stream:
     """The stream of these parts."""
     if saved["format"] != FORMAT:
         raise EvclError(f"the file has format {saved['format']!r}, but this version of evcl reads only {FORMAT}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
 
 from evcl import targets
 from evcl._core.bounds import MOST_INPUTS
@@ -17,7 +16,7 @@ from evcl.tables.asked import Learning
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.model import Model
 from evcl.tables.rows import DATES, LIKELIHOODS, Rows, read_rows
-from evcl.tables.source import Source, bad
+from evcl.tables.source import Json, Source, bad
 from evcl.tables.texts import DATE, meanings, number_of
 
 MANY = 20  # a target of more different numbers may be a number,
@@ -57,7 +56,7 @@ def create(source: Source, asked: Learning) -> tuple[Model, Rows]:
             rows.doubts = _doubts(source, str(target), rows)
     encoder = fitting.encoder()
     rows.notes, rows.ends = [*fitting.limited, *fitting.notes], fitting.ends
-    about: dict[str, Any] = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
+    about: Json = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
     learner = Learner(mlp(encoder.inputs, hidden), method, **about, **given)
     made = Model(learner, encoder, None if source.images else target, drop=tuple(asked.drop))
     made.missing, made.kind_given = asked.dialect.missing, asked.kind is not None
