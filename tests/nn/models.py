@@ -53,20 +53,16 @@ def saved(learner, folder, x, network=None, task=None):
     return again
 
 
-class Block(nn.Module):
-    def __init__(self, ins, outs, stride):
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(ins, outs, 3, stride, 1, bias=False), nn.BatchNorm2d(outs)
-        self.conv2, self.bn2 = nn.Conv2d(outs, outs, 3, 1, 1, bias=False), nn.BatchNorm2d(outs)
-        self.down = None
-        if stride != 1 or ins != outs:
-            self.down = nn.Sequential(nn.Conv2d(ins, outs, 1, stride, bias=False), nn.BatchNorm2d(outs))
-
-    def forward(self, x):
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
-        y += x if self.down is None else self.down(x)
+def block(ins, outs, stride):
+    def run(m, x):
+        y = m.bn2(m.conv2(F.relu(m.bn1(m.conv1(x)), inplace=True)))
+        y += x if m.down is None else m.down(x)
         return F.relu(y)
+
+    same = stride == 1 and ins == outs
+    down = None if same else nn.Sequential(nn.Conv2d(ins, outs, 1, stride, bias=False), nn.BatchNorm2d(outs))
+    first = {"conv1": nn.Conv2d(ins, outs, 3, stride, 1, bias=False), "bn1": nn.BatchNorm2d(outs)}
+    return Net(run, **first, conv2=nn.Conv2d(outs, outs, 3, 1, 1, bias=False), bn2=nn.BatchNorm2d(outs), down=down)
 
 
 def resnet():
@@ -74,7 +70,7 @@ def resnet():
         return F.adaptive_avg_pool2d(m.layer2(m.layer1(m.stem(x))), 1).flatten(1)
 
     stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
-    return Net(run, stem=stem, layer1=Block(4, 4, 1), layer2=Block(4, 8, 2))
+    return Net(run, stem=stem, layer1=block(4, 4, 1), layer2=block(4, 8, 2))
 
 
 def vit():
@@ -149,11 +145,9 @@ def gru():
     return Net(run, tokens=nn.Embedding(9, 8), reads=nn.GRU(8, 8), start=torch.zeros(1, 1, 8), cell=nn.GRUCell(8, 8))
 
 
-def norm(width):
+def norm():
     """An RMSNorm as Hugging Face models have it."""
-    return Net(
-        lambda m, x: m.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)), weight=torch.ones(width)
-    )
+    return Net(lambda m, x: m.weight * (x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()), weight=torch.ones(8))
 
 
 def llama():
@@ -176,7 +170,7 @@ def llama():
         h = h + m.down(F.silu(m.gate(n)) * m.up(n)) * m.scale
         return F.linear(h.mean(1), m.tokens.weight)
 
-    layers = {"tokens": nn.Embedding(9, 8), "norm1": norm(8), "norm2": norm(8)}
+    layers = {"tokens": nn.Embedding(9, 8), "norm1": norm(), "norm2": norm()}
     layers |= {name: nn.Linear(8, 8, bias=False) for name in "qkvo"}
     layers |= {"gate": nn.Linear(8, 12), "up": nn.Linear(8, 12), "down": nn.Linear(12, 8)}
     net = Net(run, **layers, scale=torch.tensor(0.5))

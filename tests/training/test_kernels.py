@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from evcl._core.randomness import DeviceNoise
-from evcl._core.settings import resolve, stack
+from evcl._core.settings import resolve
 from evcl.methods import METHODS, Distillation, Spring, Springs
 from evcl.nn import Gaussian
 from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
 from evcl.training import Pool, Run, TaskData, matmul_precision
 from evcl.training.lessons import find_lessons
+from evcl.training.replicas import stack
 from evcl.training.rules import Update, gpu_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, unknown
 from evcl._core.randomness import Purpose, generator
-from evcl.nn.attention import Attention
+from evcl.nn.attention import Attention, more_keys
 from evcl.nn.layers import Linear
 
 USUAL = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "q", "v")  # names of these projections in the field
@@ -94,17 +94,12 @@ class LoRA:
         for p in network.parameters():
             p.requires_grad_(False)
         for path in self._chosen(network):
-            where, _, name = path.rpartition(".")
             layer = network.get_submodule(path)
-            made: nn.Module
-            if isinstance(layer, nn.MultiheadAttention):
-                made = AdaptedAttention(layer, self, path)
-            else:
-                assert isinstance(layer, nn.Linear)
-                made = AdaptedLinear(layer, self, path)
+            kind = AdaptedAttention if isinstance(layer, nn.MultiheadAttention) else AdaptedLinear
+            made: nn.Module = kind(layer, self, path)  # type: ignore[arg-type]
             if not path:
                 return made
-            setattr(network.get_submodule(where), name, made)
+            network.set_submodule(path, made)
         return network
 
     def _chosen(self, network: nn.Module) -> list[str]:
@@ -125,9 +120,8 @@ class LoRA:
 
 
 def _can(module: nn.Module) -> bool:
-    if type(module) is nn.MultiheadAttention:
-        return module.bias_k is None and not module.add_zero_attn
-    return type(module) in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    kinds = nn.Linear, nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear
+    return type(module) in kinds and not more_keys(module)
 
 
 def _rows(lora: LoRA, path: str, ins: int, turn: int) -> Tensor:
@@ -297,8 +291,7 @@ def with_adapters(network: nn.Module, lora: LoRA | None) -> nn.Module:
     network = copy.deepcopy(network)
     for path, layer in list(network.named_modules()):
         if _of_peft(layer):
-            where, _, name = path.rpartition(".")
-            setattr(network.get_submodule(where), name, _from_peft(path, layer))
+            network.set_submodule(path, _from_peft(path, layer))
     return network
 
 

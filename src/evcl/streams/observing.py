@@ -7,6 +7,7 @@ log-likelihood average over them, so that an uncertain network neither predicts 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from evcl.streams.arrays import (
     Array,
-    Values,
+    Stateful,
     diagonal_matrices,
     diagonals,
     log,
@@ -26,9 +27,8 @@ from evcl.streams.arrays import (
 )
 from evcl.streams.filters import rooted
 from evcl.streams.scaling import Scaling
-from evcl.streams.state import Stateful
 
-Targets = Values  # of n rows: places of classes [n], or numbers [n, targets]
+Targets = NDArray[Any]  # of n rows: places of classes [n], or numbers [n, targets]
 LEAST = 1e-4  # the probability below which a class gets no smaller curvature
 PROBIT = math.pi / 8  # sigmoid(f) averaged over N(f, w) is about sigmoid(f / sqrt(1 + w pi / 8)) (MacKay, 1992)
 MOST = 30.0  # the largest log rate

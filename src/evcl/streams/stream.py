@@ -17,12 +17,11 @@ from evcl._core.errors import BadExample, EvclError
 from evcl._core.inputs import Label, inputs, labels
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl.streams.alarm import Alarm, Columns, Detector
-from evcl.streams.arrays import Array, Values, finite, total, within
-from evcl.streams.bank import Looked
+from evcl.streams.arrays import Array, Stateful, Values, finite, total, within
 from evcl.streams.building import bank_of
+from evcl.streams.forgetting import Looked
 from evcl.streams.observing import parts
 from evcl.streams.scaling import FARTHEST, Scaling, squashed
-from evcl.streams.state import Stateful
 from evcl.targets import get as get_likelihood
 
 _TABLE = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))

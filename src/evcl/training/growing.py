@@ -13,12 +13,12 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator, weights_of
-from evcl._core.settings import Settings, stack
+from evcl._core.settings import Settings
 from evcl.methods import Method, Model, for_settings, memories, packing
 from evcl.methods.memories import Fresh, hows
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Slot, he_std, he_uniform, head
 from evcl.posterior import Extending
-from evcl.training.replicas import Replicas
+from evcl.training.replicas import Replicas, stack
 from evcl.training.state import under
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.ranks import Ranks
-from evcl._core.settings import Settings, decided, stack
+from evcl._core.settings import Settings, decided
 from evcl.methods import Method, Model, TaskData, for_settings, memories, packing
 from evcl.methods.memories import Fresh
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Names, Prior, bayesianize, log_stds
@@ -262,3 +262,19 @@ class Replicas:
 
     def precise(self) -> AbstractContextManager[None]:
         return matmul_precision(self.precision) if self.network.posterior.mean.is_cuda else nullcontext()
+
+
+def stack(settings: Sequence[Settings], like: Tensor) -> Settings:
+    """Combine the settings of R replicas: real numbers that differ become [R, 1] tensors; all others must agree."""
+    stacked: dict[str, object] = {}
+    for name, value in settings[0].items():
+        values = [s[name] for s in settings]
+        if all(v == value for v in values):
+            stacked[name] = value
+        elif all(isinstance(v, float) for v in values):
+            stacked[name] = like.new_tensor(values).unsqueeze(1)
+        else:
+            raise EvclError(
+                f"replicas that share a program must have the same {name}, but these have {values}", setting=name
+            )
+    return Settings(stacked)
