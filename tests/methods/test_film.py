@@ -17,7 +17,7 @@ from torch import nn
 import evcl
 from evcl import curvature
 from evcl._core.randomness import GeneratorNoise
-from evcl.methods import METHODS, Fit, Learned, Method
+from evcl.methods import METHODS, Fit, Learned, Method, TaskData
 from evcl.nn import bayesianize
 from evcl.nn.chain import find_chain
 from evcl.nn.film import EPSILON, FASTER
@@ -171,8 +171,9 @@ def test_training_equals_plain_pytorch():
 def test_a_shift_that_a_batch_norm_takes_away_does_not_move():
     """In the first task, the norm subtracts the mean of the batch: the shift before it has no effect."""
     network = drawn(lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()))
-    run = run_of("naive", network=network, features=6, heads=[3], usual={**USUAL, "epochs": 60, "lr": 0.01})
-    run.learn([task(0)])
+    given = {"features": 6, "heads": [3], "usual": {**USUAL, "epochs": 60, "lr": 0.01}}
+    run, data = run_of("naive", network=network, options={"dtype": torch.float32}, **given), task(0)
+    run.learn([TaskData(data.x.float(), data.y, 0, task=0)])
     assert run.network.task_weights.table[0, 0, 1].abs().max() < 0.01  # with torch's epsilon: 0.3
 
 
