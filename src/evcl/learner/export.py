@@ -29,7 +29,7 @@ from evcl._core.version import __version__
 from evcl.learner.plain import plain_networks
 from evcl.methods.class_statistics import Likelihood, statistics_in
 from evcl.nn import MLP
-from evcl.training.predict import draws as weight_draws
+from evcl.training.predict import weight_draws
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner

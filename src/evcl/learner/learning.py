@@ -33,6 +33,7 @@ from evcl.training import Given, History, TaskData, Validation
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
+    from evcl.learner.predictor import Parts
 
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 NEW = "new"  # the value of `head` that gives a task its own head
@@ -40,10 +41,10 @@ WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high
 FEWEST, ALL_TRIED, MOST_TRIED, FOLDS = 10, 500, 5000, 5  # rows of a first task for which `_trials` has parts: see there
 
 
-def copied(learner: Learner) -> Learner:
-    """A copy that learns on its own, for trials."""
-    found = copy.deepcopy(learner)
-    found.parts.trial = True
+def copied(learner: Learner, parts: Parts) -> Learner:
+    """A copy with these parts that learns on its own, for trials."""
+    found = copy.copy(learner)
+    found.parts = replace(parts, trial=True)
     return found
 
 
@@ -74,11 +75,13 @@ class Options(NamedTuple):
 class Learning:
     """One call of `learn` or `learn_jointly`: first `read` each task, then `learn` them."""
 
-    def __init__(self, learner: Learner, options: Options) -> None:
-        self.learner, self.options = learner, options
-        self.parts, self.run, self.session = learner.parts, learner.parts.run, learner.parts.session
-        self.rereading: Rereading | None = None  # the loader of the task
+    def __init__(self, learner: Learner, options: Options, label: str | None = None) -> None:
+        """`label` names the column of labels."""
         options.check()
+        self.learner, self.options = learner, options
+        self.parts = learner.parts.forked(label)  # what the learner becomes when the round is learned
+        self.run, self.session = self.parts.run, self.parts.session
+        self.rereading: Rereading | None = None  # the loader of the task
 
     # --- the tasks -------------------------------------------------------------------------------------------------
 
@@ -143,7 +146,7 @@ class Learning:
 
     def _head(self, data: Any, name: str, head: str | int | None) -> str:
         """The name of the head that a task uses: an earlier one, or a new one."""
-        heads = self.learner.heads
+        heads = self.session.heads
         if head is None:
             raise EvclError("head must be 'new', or the name or number of a task whose head to use, not None")
         if head != NEW:
@@ -172,56 +175,40 @@ class Learning:
             options.validation, options.patience, lambda data: self.parts.examples(data, "validation")
         )
         errors, known = self._new_errors(given), set(session.heads)
-        before, self.parts.busy = (learner.history, self.parts.records, self.parts.shape), True
         validation: Validation | None = None
         measured: TaskData | None = None
 
         def ended() -> None:
-            self.parts.busy = False
-            self._record(given, epochs, measured, isinstance(held, float))
-            learner.history = {**learner.history, **dict.fromkeys(names, tuple(report.epochs))}
+            learned = self._recorded(given, epochs, measured, isinstance(held, float))
+            learner.become(replace(learned, history={**learned.history, **dict.fromkeys(names, tuple(report.epochs))}))
             report.end()
 
-        try:
-            with session.round(given, ended) as tasks:
-                session.add_errors(errors, known)
-                if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
-                    warnings.warn(told, ForgettingWarning, stacklevel=3)
-                tasks, held = self._of_one_length(tasks, held)
-                classes = session.group_of(given[0], tasks[0])
-                tasks = self._reread(tasks, classes)
-                classified = run.likelihood.softmax
-                if options.validation is not None and (len(classes) > 1 or not classified):  # one class trains nothing
-                    drawn = generator(learner.seed, Purpose.VALIDATION, run.rounds)
-                    if not isinstance(held, float) and not classified:
-                        held = held[0], session.scales[given[0].head].standardised(held[1])
-                    elif not isinstance(held, float):  # those of the classes that are learned together
-                        held = held_out.among(held, classes, session.heads[given[0].head])
-                    tasks[0], measured = held_out.hold_out(tasks[0], held, classes, drawn)
-                    validation = Validation(self._weighted(measured, given[0], classes), options.patience)
-                if options.class_weight is not None or given[0].weights is not None:
-                    tasks = [self._weighted(part, given[0], session.group_of(given[0], part)) for part in tasks]
-                if not run.rounds:
-                    self._check_scale(tasks[0].x[0])
-                report.begin(epochs * run.method.stages)
-                self._fit(tasks, epochs, names, report, validation)
-                session.density = self._density(tasks)
-            self._merge()
-            if options.checkpoint is not None:
-                resumable.remove(run, Path(options.checkpoint))
-        except BaseException:
-            learner.history, self.parts.records, self.parts.shape = before
-            raise
-        finally:
-            self.parts.busy = False
+        with session.round(given, ended) as tasks:
+            session.add_errors(errors, known)
+            if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
+                warnings.warn(told, ForgettingWarning, stacklevel=3)
+            tasks, held = self._of_one_length(tasks, held)
+            classes = session.group_of(given[0], tasks[0])
+            tasks = self._reread(tasks, classes)
+            classified = run.likelihood.softmax
+            if options.validation is not None and (len(classes) > 1 or not classified):  # one class trains nothing
+                drawn = generator(learner.seed, Purpose.VALIDATION, run.rounds)
+                if not isinstance(held, float) and not classified:
+                    held = held[0], session.scales[given[0].head].standardised(held[1])
+                elif not isinstance(held, float):  # those of the classes that are learned together
+                    held = held_out.among(held, classes, session.heads[given[0].head])
+                tasks[0], measured = held_out.hold_out(tasks[0], held, classes, drawn)
+                validation = Validation(self._weighted(measured, given[0], classes), options.patience)
+            if options.class_weight is not None or given[0].weights is not None:
+                tasks = [self._weighted(part, given[0], session.group_of(given[0], part)) for part in tasks]
+            if not run.rounds:
+                self._check_scale(tasks[0].x[0])
+            report.begin(epochs * run.method.stages)
+            self._fit(tasks, epochs, names, report, validation)
+            session.density = self._density(tasks)
+        if options.checkpoint is not None:
+            resumable.remove(run, Path(options.checkpoint))
         return names
-
-    def _merge(self) -> None:
-        """If the learner's adapters are to be merged into the weights that they are added to, do so."""
-        if self.parts.adapters is not None and self.parts.adapters.tasks == "merged":
-            from evcl.training.adapters import merge
-
-            merge(self.run, self.parts.plain, self.parts.adapters)
 
     def _new_errors(self, given: Sequence[Given]) -> dict[str, Tensor]:
         """For heads of numbers or counts, the errors [n, D] on rows that were not learned from: those of the task if
@@ -248,7 +235,7 @@ class Learning:
         folds = order.chunk(FOLDS)
         for fold in folds if n <= ALL_TRIED else folds[:1]:
             rest = order[~torch.isin(order, fold)].sort().values
-            other = copied(self.learner)
+            other = copied(self.learner, self.parts.forked())
             weights = None if task.weights is None else task.weights[:, rest]
             part = task._replace(x=task.x[:, rest.to(task.x.device)], y=task.y[:, rest], weights=weights)  # type: ignore[call-overload]
             with warnings.catch_warnings():
@@ -270,18 +257,22 @@ class Learning:
         about |= {"tasks": names, "epochs": epochs, "patience": options.patience}
         resumable.learn(self.run, Path(options.checkpoint), about, tasks, report, validation)
 
-    def _record(self, given: Sequence[Given], epochs: int, data: TaskData | None, part: bool) -> None:
-        """Note what was learned for the card. `data`: the validation part, if there is one; `part`: whether it was held
-        out of the task's own rows.
+    def _recorded(self, given: Sequence[Given], epochs: int, data: TaskData | None, part: bool) -> Parts:
+        """What the learner becomes, with records of these tasks for the card. `data`: the validation part, if there is
+        one; `part`: whether it was held out of the task's own rows.
         """
-        self.parts.shape = tuple(given[-1].x.shape[2:])
         mean = self.run.network.posterior.mean
         found = [card.record(task, epochs, mean) for task in given]
         if data is not None:
             x, y = self.session.rows([data])
             found[0]["examples"] -= len(x) if part else 0  # these were not trained on
             found[0]["validation"] = {"examples": len(x), **self.parts.measured(x, y, given[0].name)._asdict()}
-        self.parts.records = [*self.parts.records, *found]
+        learned = replace(self.parts, records=[*self.parts.records, *found], shape=tuple(given[-1].x.shape[2:]))
+        if learned.adapters is not None and learned.adapters.tasks == "merged":
+            from evcl.training.adapters import merge
+
+            learned = replace(learned, plain=merge(self.run, learned.plain, learned.adapters))
+        return learned
 
     # --- the data of a round ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from evcl._core.errors import EvclError
 from evcl._core.files import described, open_tensors
 from evcl._core.forms import Form
 from evcl._core.settings import resolve
+from evcl.callbacks import Epoch
 from evcl.learner.card import checked
 from evcl.learner.describing import BESIDE, DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, base_of, restore_frozen, tensors_of
 from evcl.learner.learner import Learner
@@ -48,6 +49,21 @@ def load(
             raise EvclError(STREAM if "evcl_stream" in (file.metadata() or {}) else "it was not saved by evcl")
         names = [name for name in file.keys() if not name.startswith(BESIDE)]  # noqa: SIM118  (it is no dict)
         return rebuilt(saved, {name: file.get_tensor(name) for name in names}, network, output, likelihood)
+
+
+def unpickled(
+    kind: type[Learner],
+    saved: dict[str, Any],
+    tensors: dict[str, Tensor],
+    own: tuple[nn.Module | None, Output, Energy | None, torch.device],
+    history: dict[str, tuple[Epoch, ...]],
+) -> Learner:
+    """The inverse of `Learner.__reduce__`."""
+    network, output, likelihood, device = own
+    made = rebuilt(saved, tensors, network, output, likelihood)
+    made.__class__ = kind
+    made.parts.history = history
+    return made.to(device)
 
 
 def rebuilt(

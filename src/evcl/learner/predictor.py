@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
 from evcl._core.tasks import Examples, Task
+from evcl.callbacks import Epoch
 from evcl.learner import generating, values
 from evcl.learner.card import Record
 from evcl.learner.reading import INFER, Reader, in_form, like
@@ -191,8 +192,7 @@ class Predictor:
         if isinstance(data, Task):
             task = data.name if task is None else task
             data = data.test
-        with self.reader.reading(label):
-            x, y = self.examples(data, "measure")
+        x, y = replace(self, reader=self.reader.forked(label)).examples(data, "measure")
         return self.measured(x, y, task)
 
     def measured(self, x: Tensor, y: Any, task: str | int | None) -> Any:
@@ -330,14 +330,14 @@ class Predictor:
 
 @dataclass
 class Parts(Predictor):
-    """All that a learner works with: for evcl's own code, not for users.
+    """All that a learner works with: for evcl's own code, not for users. A round makes new ones from a fork.
 
     Attributes:
         plain: the network in plain torch, of which the run has a Bayesian copy
         unsupported, only, skip, adapters, accumulate: options of the learner
         records: what was learned, one per task
         trial: whether the learner is a copy that learns a part of a task
-        busy: whether a task is being learned
+        history: for each task learned, its epochs
     """
 
     plain: nn.Module
@@ -348,7 +348,15 @@ class Parts(Predictor):
     accumulate: int = field(kw_only=True)
     records: list[Record] = field(default_factory=list, kw_only=True)
     trial: bool = field(default=False, kw_only=True)
-    busy: bool = field(default=False, kw_only=True)
+    history: dict[str, tuple[Epoch, ...]] = field(default_factory=dict, kw_only=True)
+
+    def forked(self, label: str | None = None) -> Parts:
+        """Parts of their own, with the same tensors, to learn a round while these predict. `label` names the column of
+        labels.
+        """
+        reader = self.reader.forked(label, not self.tasks)
+        session = self.session.forked(reader.call)
+        return replace(self, run=session.run, session=session, reader=reader)
 
 
 def _index(like: Tensor, values: list[int]) -> Tensor:

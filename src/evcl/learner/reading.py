@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -47,20 +47,13 @@ class Reader:
         self.label: str | None = None
         self.first = False  # whether the form of the inputs may be decided now
 
-    @contextmanager
-    def reading(self, label: str | None, first: bool = False) -> Iterator[None]:
-        """Inside this context, `label` names the column of labels, and a first task decides the form of the inputs; if
-        it fails, the form is as before.
+    def forked(self, label: str | None = None, first: bool = False) -> Reader:
+        """A reader with a call of its own. `label` names the column of labels; a first task decides the form of the
+        inputs.
         """
-        before, outer = self.call.form, (self.label, self.first)
-        self.label, self.first = label, first
-        try:
-            yield
-        except BaseException:
-            self.call.form = before
-            raise
-        finally:
-            self.label, self.first = outer
+        made = copy.copy(self)
+        made.call, made.label, made.first = copy.copy(self.call), label, first
+        return made
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 

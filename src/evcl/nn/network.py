@@ -5,6 +5,7 @@ Its layers compute with flat buffers, which `bind` puts in front of them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import takewhile
@@ -77,7 +78,7 @@ class BayesianNetwork(nn.Module):
         self.trunk_names = tuple(layout.shapes)
         self.centre, self.scales = centre, dict(scales)
         self.task_weights: TaskWeights | None = None
-        self.heads = nn.ModuleList()
+        self.heads = Heads(weights)
         self.owned = nn.ModuleList(own for _, _, own in owned)
         self.direct, self.frozen = direct, dict(frozen or {})
         self._settled = False
@@ -127,6 +128,16 @@ class BayesianNetwork(nn.Module):
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold a forward pass: no layer reads values on the host."""
         return not any(getattr(m, "reads_host", False) for m in self.trunk.modules())
+
+    def forked(self, call: Call) -> BayesianNetwork:
+        """A network with modules of its own, called by `call`, and the same tensors: they are replaced, and not changed
+        in place.
+        """
+        weights = copy.copy(self.weights)
+        values = self.posterior, self.beside, self.layout, self.task_weights
+        memo: dict[int, object] = {**sharing(self), **{id(one): one for one in values}}
+        memo |= {id(self.weights): weights, id(self.call): call, id(self.scales): dict(self.scales)}
+        return copy.deepcopy(self, memo)
 
     def add_task_weights(self, tasks: int, sources: Callable[[int], Sources] | None = None) -> None:
         """If the network has weights that belong to a task, have them for at least this many tasks."""
@@ -463,11 +474,9 @@ class BayesianNetwork(nn.Module):
 
     def add_head(self, outputs: int = 0) -> int:
         """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""
-        k = len(self.heads)
-        head = NumberHead(k, outputs, self.posterior.mean) if self.beside_outputs else Linear(NOTHING)
-        head.names, head.weights = head_names(k), self.weights
-        self.heads.append(head)
-        return k
+        return self.heads.add(
+            NumberHead(len(self.heads), outputs, self.posterior.mean) if self.beside_outputs else None
+        )
 
     def with_slots(self, slots: Sequence[Slot]) -> Layout:
         """The layout extended by these slots."""
@@ -529,11 +538,51 @@ class BayesianNetwork(nn.Module):
 
     def layers_of(self, heads: Sequence[int]) -> list[BayesianLayer]:
         """The Bayesian layers of the trunk and of these heads."""
-        return [*self.trunk_layers(), *([] if self.whole else [cast(Linear, self.heads[k]) for k in heads])]
+        return [*self.trunk_layers(), *([] if self.whole else [self.heads[k] for k in heads])]
 
     def _with_state(self) -> list[BayesianLayer]:
         """The layers that may have state beside their weights: heads have some only for numbers."""
         return self.bayesian_layers() if self.beside_outputs else self.trunk_layers()
+
+
+class Heads:
+    """The layers of the heads. Those without state are made when they are first used: there may be thousands."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights, self.count = weights, 0
+        self.made: dict[int, Linear] = {}
+        self.measuring: dict[int, NumberHead] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, k: int) -> Linear:
+        found = self.measuring.get(k) or self.made.get(k)
+        if found is None:
+            if not 0 <= k < self.count:
+                raise IndexError(k)
+            self.made[k] = found = Linear(NOTHING)
+            found.names, found.weights = head_names(k), self.weights
+        return found
+
+    def add(self, head: NumberHead | None) -> int:
+        """Add a head, and return its number."""
+        if head is not None:
+            self.measuring[self.count] = head
+            head.names, head.weights = head_names(self.count), self.weights
+        self.count += 1
+        return self.count - 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Heads:
+        found = Heads(copy.deepcopy(self.weights, memo))
+        found.count, found.measuring = self.count, copy.deepcopy(self.measuring, memo)
+        return found
+
+
+def sharing(module: nn.Module) -> dict[int, object]:
+    """The memo for `copy.deepcopy` with which a copy of this module has the same tensors."""
+    parts = [some for one in module.modules() for some in (vars(one), *vars(one).values()) if isinstance(some, dict)]
+    return {id(t): t for some in parts for t in some.values() if isinstance(t, Tensor)}
 
 
 def _leaves(layout: Layout, flat: Tensor) -> Named:

@@ -323,26 +323,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         inputs = _dense(validate_data(self, x, dtype=np.float32, accept_sparse="csr", reset=False))
         return learner.predictions(np.require(self._scaling(inputs), requirements="W"))
 
-    # --- pickling --------------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A learner is pickled as its description and tensors, as in its file; unpickled, it is on the CPU.
-        state: dict[str, Any] = super().__getstate__().copy()
-        if "_learner" in state:
-            state["_learner"] = (*state["_learner"].described(), state["_learner"].history)
-        if state.get("_open") is not None and state["_open"].before is not None:
-            state["_open"] = state["_open"]._replace(before=state["_open"].before.described())
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "_learner" in state:
-            *described, history = state["_learner"]
-            self._learner = rebuilt(*described)
-            self._learner.history = history
-        if state.get("_open") is not None and state["_open"].before is not None:
-            self._open = state["_open"]._replace(before=rebuilt(*state["_open"].before))
-
 
 def _dense(x: Inputs | csr_array) -> Inputs:
     return x if isinstance(x, np.ndarray) else x.toarray()

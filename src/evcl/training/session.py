@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections import Counter
@@ -20,6 +21,7 @@ from evcl._core.inputs import Label, positions
 from evcl.methods import TaskData
 from evcl.methods.method import Newcomer
 from evcl.nn import Gaussian
+from evcl.nn.inputs import Call
 from evcl.targets.scale import Scale
 from evcl.training import targets
 from evcl.training.run import Run
@@ -87,17 +89,22 @@ class Session:
         self.density: Density | None = None  # summary of all training rows, if the learner keeps one
         self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # weight draws of the last prediction
 
+    def forked(self, call: Call) -> Session:
+        """A session of its own with a fork of the run, to learn a round while this one predicts."""
+        made = copy.copy(self)
+        made.run, made._drawn = self.run.forked(call), None
+        made.heads, made.groups = dict(self.heads), dict(self.groups)  # their values are replaced, never changed
+        made.shown, made.domains = dict(self.shown), dict(self.domains)
+        return made
+
     @contextmanager
     def round(self, given: Sequence[Given], ended: Callable[[], None] = lambda: None) -> Iterator[list[TaskData]]:
         """Add or extend the heads of these tasks and yield their data; learn them inside this context.
 
-        On success, the tasks are recorded and `ended` is called. If learning or `ended` fails, everything is restored.
+        On success, the tasks are recorded and `ended` is called. If learning fails, the session is left unfinished: let
+        a fork learn.
         """
-        state = self.run.state()
         self._drawn = None
-        before = dict(vars(self))
-        self.heads, self.groups = dict(self.heads), dict(self.groups)  # their values are replaced, never changed
-        self.shown, self.domains = dict(self.shown), dict(self.domains)
         try:
             with self.run.network.keeping():
                 moved = [task._replace(x=task.x.to(self.run.network.posterior.mean)) for task in given]
@@ -107,12 +114,8 @@ class Session:
             self.tasks = {**self.tasks, **{task.name: task.head for task in given}}
             self.seen = [*self.seen, *heads]
             ended()
-        except BaseException as error:
-            self.run.restore(state)
-            vars(self).update(before)
-            if isinstance(error, EvclError):
-                raise error.within(f"task {given[-1].name!r}") from error
-            raise
+        except EvclError as error:
+            raise error.within(f"task {given[-1].name!r}") from error
 
     def _prepared(self, task: Given, number: int) -> list[TaskData]:
         """The task's data on the run's device, one part for each group of classes that it uses, the largest first."""
@@ -127,13 +130,14 @@ class Session:
         every = [*self.shown.get(name, []), set()]  # a new domain is the last
         shown = every[domain]
         if not groups:
-            groups = [Group(run.add_head(self.features(task), len(classes)), classes)]
+            groups = [Group(*run.add_heads(self.features(task), [len(classes)]), classes)]
         elif self._apart(task, present, shown) and (domain > 0 or self._tells_apart(task, groups)):
             own = [label for label in classes if label in present - shown]
             groups.append(Group(run.add_head(self.features(task), len(own)), own, domain))
         here = {label for group in groups if group.domain == domain for label in group.classes}
         new = [label for label in classes if label not in here and (label in present or label not in known)]
-        self._add(groups, domain, new, rows)
+        if new:
+            self._add(groups, domain, new, rows)
         every[domain] = shown | present
         self.heads[name], self.groups[name], self.domains[task.name] = classes, groups, domain
         self.shown[name] = every if every[-1] else every[:-1]
@@ -154,12 +158,11 @@ class Session:
 
     def _add(self, groups: list[Group], domain: int, new: Sequence[Label], rows: Mapping[Label, int]) -> None:
         """Add classes to the group of this domain that has the most rows of a task, in place."""
-        if new:
-            most = [sum(rows.get(label, 0) for label in group.classes) for group in groups]
-            mine = [i for i, group in enumerate(groups) if group.domain == domain]
-            k = max(mine, key=lambda i: (most[i], i))
-            groups[k] = groups[k]._replace(classes=[*groups[k].classes, *new])
-            self.run.grow_head(groups[k].number, len(groups[k].classes))
+        most = [sum(rows.get(label, 0) for label in group.classes) for group in groups]
+        mine = [i for i, group in enumerate(groups) if group.domain == domain]
+        k = max(mine, key=lambda i: (most[i], i))
+        groups[k] = groups[k]._replace(classes=[*groups[k].classes, *new])
+        self.run.grow_head(groups[k].number, len(groups[k].classes))
 
     def _domain(self, task: Given, groups: Sequence[Group]) -> int:
         """The domain of a task: a new one, or the one that most of its rows belong to."""

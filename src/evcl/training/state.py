@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from evcl.methods import packing
-from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.nn import Gaussian
 from evcl.nn.per_task import TaskWeights
 
 
@@ -16,15 +16,11 @@ from evcl.nn.per_task import TaskWeights
 class State:
     """A snapshot of a run's state. A run replaces its tensors and never changes them in place, so none is copied."""
 
-    # each network, its layout, its number of heads and the form of its trunk
-    layouts: tuple[tuple[BayesianNetwork, Layout, int, dict[str, Any]], ...]
     posterior: Gaussian
     statistics: dict[str, Tensor]
     memory: Any
-    rounds: int
-    seen: tuple[int, ...]
     diverged: Tensor
-    task_weights: tuple[TaskWeights | None, ...] = ()  # of each network
+    task_weights: tuple[TaskWeights | None, ...]  # of each network
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:
