@@ -1,12 +1,15 @@
-"""What a piece of work calls, as Python's profiler sees it: nothing has to be replaced in order to count it."""
+"""What a piece of work calls, as Python's profiler sees it: nothing has to be replaced in order to count or hear it."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import FrameType
+from typing import Any
 
 
 @contextmanager
@@ -20,8 +23,36 @@ def counted() -> Iterator[Counter[str]]:
         elif event == "c_call":
             calls[getattr(called, "__qualname__", "")] += 1
 
+    with _profiled(note):
+        yield calls
+
+
+@contextmanager
+def heard(name: str, hear: Callable[..., None], event: str = "call") -> Iterator[None]:
+    """Hand the arguments of each call of the function with this qualified name to `hear`, by name; all variables, if
+    the event is its "return".
+    """
+
+    def note(frame: FrameType, what: str, _: object) -> None:
+        if what == event and frame.f_code.co_qualname == name:
+            hear(frame.f_locals)
+
+    with _profiled(note):
+        yield
+
+
+@contextmanager
+def signal_at(name: str, nth: int, number: int = signal.SIGINT) -> Iterator[None]:
+    """Inside the block, a signal comes at the nth call of this function."""
+    calls = count(1)
+    with heard(name, lambda _: signal.raise_signal(number) if next(calls) == nth else None):
+        yield
+
+
+@contextmanager
+def _profiled(note: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
     sys.setprofile(note)
     try:
-        yield calls
+        yield
     finally:
         sys.setprofile(None)

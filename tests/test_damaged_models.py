@@ -158,6 +158,14 @@ def test_a_field_too_many_and_one_too_few(saved, tmp_path, path):
         assert refused(tmp_path / "m", {**description, "memory": memory}, tensors), change
 
 
+@pytest.mark.parametrize(("end", "change"), [("x", lambda t: t[..., 1:]), ("", lambda t: torch.cat([t, t]))])
+def test_examples_that_were_all_changed_alike(saved, tmp_path, end, change):
+    """Inputs that the network does not take, and replicas that it does not have."""
+    _, description, tensors = saved
+    kept = {name: change(t) for name, t in tensors.items() if "kept/" in name and name.endswith(end)}
+    assert refused(tmp_path / "m", description, {**tensors, **kept})
+
+
 def test_the_memory_of_another_method(saved, tmp_path):
     _, description, tensors = saved
     line = refused(tmp_path / "m", {**description, "method": "vcl", "settings": {}}, tensors)

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checks import refused, same, state
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import evcl
-from evcl.learner import loading
 from evcl.training import predict
 
 
@@ -101,14 +101,12 @@ def test_prediction_is_fixed_and_each_example_for_itself():
 
 def test_prediction_advances_no_generator():
     learners = [small() for _ in range(2)]
-    first, second = blobs(seed=1), blobs(seed=2)
     for i, learner in enumerate(learners):
-        learner.learn(first)
+        learner.learn(blobs(seed=1))
         if i:
-            learner.predict_proba(first[0])
-        learner.learn(second)
-    a, b = (learner.parts.run.network.posterior.mean for learner in learners)
-    assert torch.equal(a, b)
+            learner.predict_proba(blobs(seed=1)[0])
+        learner.learn(blobs(seed=2))
+    assert same(*learners)
 
 
 def test_kept_draws_follow_the_posterior():
@@ -139,12 +137,12 @@ def test_torchs_own_precision_settings_do_no_harm():
     np.testing.assert_allclose(other, plain, atol=0.05)
 
 
-def test_a_large_model_is_loaded_as_a_small_one_is(tmp_path, monkeypatch):
+def test_a_large_model_is_loaded_as_a_small_one_is(tmp_path):
+    """Its weights have no memory until they are read."""
     x, y = blobs(n=40)
-    learner = small(epochs=1)
+    learner = evcl.EVCL(evcl.nn.mlp(4, [520, 520]), epochs=1)
     learner.learn((x, y))
     learner.save(tmp_path / "model.safetensors")
-    monkeypatch.setattr(loading, "SMALL", 0)
     assert np.array_equal(evcl.load(tmp_path / "model.safetensors").predict_proba(x), learner.predict_proba(x))
 
 
@@ -193,8 +191,12 @@ def test_the_mean_network_is_plain_and_ends_in_the_head():
         p = plain(torch.from_numpy(x)).softmax(1).numpy()
     np.testing.assert_allclose(p, learner.predict_proba(x), atol=1e-6)
     learner.learn((x, y))
-    with pytest.raises(evcl.EvclError, match="there are 2 heads: choose a task, one of 0, 1"):
-        learner.mean_network()
+    for task, message in (
+        ((), "there are 2 heads: choose a task, one of 0, 1"),
+        (("nope",), "unknown task 'nope'; known: 0, 1"),
+    ):
+        with refused(message):
+            learner.mean_network(*task)
 
 
 def test_a_network_of_ones_own_of_any_shape():
@@ -215,13 +217,6 @@ def test_a_network_of_ones_own_of_any_shape():
     learner.learn((x, y))
     assert (learner.predict(x) == y).float().mean() > 0.8
     assert learner.predict_proba(torch.randn(2, 1, 9, 9, generator=source)).dtype == torch.float64
-
-
-def test_the_mean_network_of_an_unknown_task_is_one_clear_line():
-    learner = small(evcl.EWC, epochs=1)
-    learner.learn(blobs(), task="first")
-    with pytest.raises(evcl.EvclError, match=r"^unknown task 'nope'; known: first$"):
-        learner.mean_network("nope")
 
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "predictions"])
@@ -321,14 +316,14 @@ def rewritten(path, change):
         lambda d, t: t.update({"memory/used": t["memory/used"][:, :-1].clone()}),
         lambda d, t: t.update({"posterior.mean": t["posterior.mean"] * torch.nan}),
         lambda d, t: t.update({"posterior.mean": t["posterior.mean"].half()}),
+        lambda d, t: t.update({"memory/tuned/mean": torch.zeros(1, 3)}),  # a copy, of a method without coresets
     ],
 )
 def test_a_damaged_file_is_one_clear_line(saved, change):
     path = saved[1]
     rewritten(path, change)
-    with pytest.raises(evcl.EvclError, match=r"cannot load .*m\.safetensors: ") as error:
+    with refused(f"cannot load {path}: "):
         evcl.load(path)
-    assert "\n" not in str(error.value)
 
 
 def test_a_truncated_or_foreign_file_is_one_clear_line(saved, tmp_path):
@@ -348,21 +343,6 @@ def test_a_truncated_or_foreign_file_is_one_clear_line(saved, tmp_path):
         evcl.load(tmp_path / "none")
     with pytest.raises(evcl.EvclError, match="cannot write"):
         saved[0].save(tmp_path / "no" / "such" / "folder")
-
-
-def test_a_save_that_fails_leaves_the_old_file(saved, monkeypatch):
-    learner, path = saved
-    before = path.read_bytes()
-
-    def full(path, head, tensors):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("evcl._core.files.write_tensors", full)
-    with pytest.raises(evcl.EvclError, match="No space left on device"):
-        learner.save(path)
-    assert path.read_bytes() == before
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 # --- coresets ------------------------------------------------------------------------------------------------------
@@ -402,13 +382,6 @@ def test_epochs_are_those_of_tuning_too():
     assert heard == [(1, 4, False), (2, 4, False), (3, 4, True), (4, 4, True)]
 
 
-def test_a_file_without_coresets_brings_no_copy_in(saved):
-    _, path = saved
-    rewritten(path, lambda description, tensors: tensors.update({"memory/tuned/mean": torch.zeros(1, 3)}))
-    with pytest.raises(evcl.EvclError, match="a tensor 'memory/tuned/mean', which is not part of the model"):
-        evcl.load(path)
-
-
 @pytest.mark.parametrize("method", ["vcl-random-coreset", "random-coreset"])
 def test_the_mean_network_is_of_what_predicts(method):
     x, y = blobs(n=100)
@@ -435,36 +408,6 @@ def test_coresets_need_inputs_of_one_shape():
     with pytest.raises(evcl.EvclError, match=r"task 'large': coresets need inputs of one shape, but \(1, 9, 9\)"):
         learner.learn((torch.zeros(10, 1, 9, 9), torch.arange(10) % 2), task="large", head="small")
     assert learner.tasks == ("small",)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda t: t.pop("memory/kept/1/x"),
-        lambda t: t.pop("memory/tuned/mean"),
-        lambda t: t["memory/tuned/log_std"].fill_(torch.nan),
-        lambda t: t["memory/kept/0/x"].fill_(torch.inf),
-        lambda t: t["memory/kept/0/y"].fill_(2),
-        lambda t: t["memory/kept/0/y"].fill_(-1),
-        lambda t: t.update({"memory/kept/0/y": t["memory/kept/0/y"].float()}),
-        lambda t: t.update({"memory/kept/0/x": t["memory/kept/0/x"].double()}),
-        lambda t: t.update({"memory/kept/0/x": t["memory/kept/0/x"][:, 1:].clone()}),
-        lambda t: t.update({"memory/kept/0/x": t["memory/kept/0/x"][..., 0].clone()}),
-        lambda t: t.update({"memory/kept/1/x": t["memory/kept/1/x"][..., 1:].clone()}),
-        lambda t: t.update({f"memory/kept/{i}/x": t[f"memory/kept/{i}/x"][..., 1:].clone() for i in range(2)}),
-        lambda t: t.update({name: t[name].repeat(2, *[1] * (t[name].dim() - 1)) for name in t if "kept/" in name}),
-    ],
-)
-def test_a_damaged_coreset_is_one_clear_line(tmp_path, change):
-    learner = small(coreset="random", epochs=1)
-    learner.learn(blobs(("a", "b")))
-    learner.learn(blobs((3, 4)))
-    path = tmp_path / "m.safetensors"
-    learner.save(path)
-    rewritten(path, lambda description, tensors: change(tensors))
-    with pytest.raises(evcl.EvclError, match=r"cannot load .*m\.safetensors: ") as error:
-        evcl.load(path)
-    assert "\n" not in str(error.value)
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
@@ -502,19 +445,17 @@ X, Y = blobs()
         ((X, Y), {"epochs": 0}, "epochs must be a whole number of at least 1"),
         ((X, Y), {"epochs": 2.5}, "epochs must be a whole number"),
         ((X, Y.astype(str)), {"head": "something"}, "all integers or all strings"),
+        ((X, Y), {"head": None}, "head must be 'new', or the name or number"),
     ],
 )
 def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, message):
     learner = small()
     learner.learn((X, Y), task="something", epochs=1)
-    before = {name: t.clone() for name, t in learner.parts.run.tensors().items()}
-    with pytest.raises(evcl.EvclError) as error:
+    before = state(learner)
+    with refused(message):
         learner.learn(data, **options)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
     assert learner.tasks == ("something",)
-    after = learner.parts.run.tensors()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(learner, before)
 
 
 @pytest.mark.parametrize(
@@ -542,9 +483,8 @@ def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, mess
     ],
 )
 def test_bad_options_are_refused(options, message):
-    with pytest.raises(evcl.EvclError) as error:
+    with refused(message):
         evcl.Learner(evcl.nn.mlp(4, [3]), **options)
-    assert message in str(error.value)
 
 
 def test_bad_questions_are_refused():
@@ -575,18 +515,6 @@ def test_odd_but_honest_data_is_taken():
     assert learner.classes(np.int64(0)) == (0, 1)
     small(seed=2**63 - 1)
     assert small(seed=2**53 + 1).seed == 2**53 + 1
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("posterior.log_std", 200), ("memory/prior/log_std", -60), ("posterior.mean", 3e38)]
-)
-def test_weights_that_would_predict_no_numbers_are_not_loaded(saved, name, value):
-    learner, path = saved
-    tensors = learner.described()[1]
-    tensors[name][0, 3] = value
-    save_file(tensors, path, {"evcl": json.dumps(learner.described()[0])})
-    with pytest.raises(evcl.EvclError, match=rf"cannot load .*: {name.removeprefix('memory/')} must be below"):
-        evcl.load(path)
 
 
 def test_odd_paths_are_one_clear_line(tmp_path, monkeypatch):
@@ -711,13 +639,6 @@ def test_saving_before_the_first_task_changes_nothing(tmp_path):
     assert (learners[0].predict_proba(X) == learners[1].predict_proba(X)).all()
 
 
-def test_no_head_is_not_a_head():
-    learner = evcl.EVCL(evcl.nn.mlp(X.shape[1], [5]))
-    learner.learn(X, Y, epochs=1)
-    with pytest.raises(evcl.EvclError, match="head must be 'new', or the name or number"):
-        learner.learn(X, Y, head=None, epochs=1)
-
-
 @pytest.mark.parametrize("method", ["evcl", "vcl", "ewc"])
 def test_kept_rows_can_be_dropped_again(method):
     learner = evcl.Learner(evcl.nn.mlp(6, [8]), method, epochs=2, seed=0)
@@ -753,7 +674,7 @@ def test_examples_can_be_kept_at_any_time_if_the_prior_is_a_network(make, tmp_pa
         each.learn(tasks[1])
         each.keep(10)
         each.learn(tasks[2])
-    assert all(torch.equal(t, loaded.parts.run.tensors()[name]) for name, t in learner.parts.run.tensors().items())
+    assert same(learner, loaded)
     assert (learner.predict_proba(x, 0) == loaded.predict_proba(x, 0)).all()
 
 

@@ -6,16 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from calls import counted, signal_at
+from checks import bits, refused
 
 import evcl
-from evcl.training import Checkpointer, Step
 from evcl.training.checkpoint import newest
 
+STEP = "Step.__call__"
 SMALL = {"epochs": 4, "batch_size": 16}  # four steps an epoch
 CASES = {
     "evcl": {},
@@ -45,41 +46,22 @@ def begun(method="evcl", **options):
     return learner
 
 
-def bits(learner):
-    """All that it knows, to the bit."""
-    description, tensors = learner.described()
-    return description, {name: bytes(t.reshape(-1).view(torch.uint8).numpy()) for name, t in tensors.items()}
-
-
-def signal_at(monkeypatch, owner, name, nth, number=signal.SIGINT):
-    """The signal comes at the nth call from now."""
-    original, calls = getattr(owner, name), count(1)
-
-    def called(*args, **options):
-        if next(calls) == nth:
-            signal.raise_signal(number)
-        return original(*args, **options)
-
-    monkeypatch.setattr(owner, name, called)
-
-
 @pytest.mark.parametrize("method", CASES)
-def test_interrupted_again_and_again(method, tmp_path, monkeypatch):
+def test_interrupted_again_and_again(method, tmp_path):
     whole = begun(method, **CASES[method])
     whole.learn(blobs(1), task="b")
     stops = 0
     for nth in (1, 3, 4, 2, 7, 5, 1, 100):
         learner = begun(method, **CASES[method])  # as a new process would make it
         before = bits(learner)
-        with monkeypatch.context() as patch:
-            signal_at(patch, Step, "__call__", nth)
-            try:
+        try:
+            with signal_at(STEP, nth):
                 learner.learn(blobs(1), task="b", checkpoint=tmp_path / "c")
-                break
-            except KeyboardInterrupt:
-                stops += 1
-                assert bits(learner) == before
-                assert newest(tmp_path / "c") is not None
+            break
+        except KeyboardInterrupt:
+            stops += 1
+            assert bits(learner) == before
+            assert newest(tmp_path / "c") is not None
     assert stops >= 3
     assert bits(learner) == bits(whole)
     assert not (tmp_path / "c").exists()
@@ -92,7 +74,7 @@ def noise(seed):
 
 
 @pytest.mark.parametrize("options", [{"validation": noise(2), "patience": 3}, {"class_weight": {1: 5.0}}], ids=list)
-def test_with_other_options(options, tmp_path, monkeypatch):
+def test_with_other_options(options, tmp_path):
     """Which epoch was the best, and how long ago, is remembered too."""
     more = {"lr": 0.03, "epochs": 20}
     whole, learner = begun(**more), begun(**more)
@@ -103,53 +85,49 @@ def test_with_other_options(options, tmp_path, monkeypatch):
         assert 3 < len(nlls) < 20
         assert nlls.index(min(nlls)) == len(nlls) - 4
     for nth in (2, 4 * len(epochs) - 6, 3):  # in the first epoch, and twice after the best
-        with monkeypatch.context() as patch:
-            signal_at(patch, Step, "__call__", nth)
-            with pytest.raises(KeyboardInterrupt):
-                learner.learn(noise(1), checkpoint=tmp_path / "c", **options)
+        with pytest.raises(KeyboardInterrupt), signal_at(STEP, nth):
+            learner.learn(noise(1), checkpoint=tmp_path / "c", **options)
     learner.learn(noise(1), checkpoint=tmp_path / "c", **options)
     assert bits(learner) == bits(whole)
     assert len(learner.history["1"]) < len(epochs)
 
 
-def test_interrupted_after_the_last_step(tmp_path, monkeypatch):
+def test_interrupted_after_the_last_step(tmp_path):
     """While the Fisher is computed there is nothing to save: then what was learned is saved, and not lost."""
     whole, learner = begun(), begun()
-    whole.learn(blobs(1))
+    with counted() as usual:
+        whole.learn(blobs(1))
     before = bits(learner)
-    with monkeypatch.context() as patch:
-        signal_at(patch, evcl.curvature, "fisher", 1)
-        with pytest.raises(KeyboardInterrupt):
-            learner.learn(blobs(1), checkpoint=tmp_path / "c")
+    with pytest.raises(KeyboardInterrupt), signal_at("fisher", 1):
+        learner.learn(blobs(1), checkpoint=tmp_path / "c")
     assert bits(learner) == before
     assert newest(tmp_path / "c").description["learned"] is True
-    with monkeypatch.context() as patch:
-        patch.setattr(Step, "__call__", lambda *_: pytest.fail("it is learned"))
+    with counted() as again:
         learner.learn(blobs(1), checkpoint=tmp_path / "c")
+    assert 0 == again[STEP] < usual[STEP]
     assert bits(learner) == bits(whole)
     assert not (tmp_path / "c").exists()
 
 
-def test_a_callback_that_fails_at_the_end_leaves_the_checkpoint(tmp_path, monkeypatch):
+def test_a_callback_that_fails_at_the_end_leaves_the_checkpoint(tmp_path):
     class Fails(evcl.Callback):
         def end_task(self, task, history):
             raise RuntimeError("no")
 
-    monkeypatch.setattr(Checkpointer, "due", lambda self: True)
     learner = begun()
     before = bits(learner)
+    with pytest.raises(KeyboardInterrupt), signal_at(STEP, 5):
+        learner.learn(blobs(1), checkpoint=tmp_path / "c")
     with pytest.raises(RuntimeError, match="no"):
         learner.learn(blobs(1), checkpoint=tmp_path / "c", callbacks=[Fails()])
     assert bits(learner) == before
     assert newest(tmp_path / "c") is not None
 
 
-def test_another_tasks_checkpoint_is_refused(tmp_path, monkeypatch):
+def test_another_tasks_checkpoint_is_refused(tmp_path):
     folder, learner = tmp_path / "c", begun()
-    with monkeypatch.context() as patch:
-        signal_at(patch, Step, "__call__", 5)
-        with pytest.raises(KeyboardInterrupt):
-            learner.learn(blobs(1), task="b", checkpoint=folder)
+    with pytest.raises(KeyboardInterrupt), signal_at(STEP, 5):
+        learner.learn(blobs(1), task="b", checkpoint=folder)
     saved = {path: path.read_bytes() for path in folder.iterdir()}
     before = bits(learner)
     others = [
@@ -162,14 +140,10 @@ def test_another_tasks_checkpoint_is_refused(tmp_path, monkeypatch):
         (blobs(1), {"validation": 0.25, "patience": 1}, "patience is None there and 1 here"),
     ]
     for data, options, difference in others:
-        with pytest.raises(evcl.EvclError) as error:
+        where = f"task '{options.get('task', 'b')}': {folder} holds the checkpoint of another task ({difference}"
+        with refused(where) as error:
             learner.learn(data, checkpoint=folder, **{"task": "b", **options})
-        name = options.get("task", "b")
-        assert str(error.value).startswith(
-            f"task '{name}': {folder} holds the checkpoint of another task ({difference}"
-        )
         assert str(error.value).endswith("): finish that task, or remove the folder")
-        assert "\n" not in str(error.value)
         assert bits(learner) == before
     assert {path: path.read_bytes() for path in folder.iterdir()} == saved
     other = begun(lr=0.5)
@@ -177,9 +151,11 @@ def test_another_tasks_checkpoint_is_refused(tmp_path, monkeypatch):
         other.learn(blobs(1), task="b", checkpoint=folder)
 
 
-def test_what_diverged_keeps_no_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(Checkpointer, "due", lambda self: True)
+def test_what_diverged_keeps_no_checkpoint(tmp_path):
     learner = evcl.VCL(evcl.nn.mlp(4, [8]), lr=1.0, std_update="adam", std_lr_scale=1000.0, epochs=2)
+    with pytest.raises(KeyboardInterrupt), signal_at(STEP, 1):
+        learner.learn(blobs(0), checkpoint=tmp_path / "c")
+    assert newest(tmp_path / "c") is not None
     with pytest.raises(evcl.Diverged):
         learner.learn(blobs(0), checkpoint=tmp_path / "c")
     assert not (tmp_path / "c").exists()
@@ -187,22 +163,15 @@ def test_what_diverged_keeps_no_checkpoint(tmp_path, monkeypatch):
 
 # Another process: it saves itself after each step, and is killed in the middle of the second task.
 KILLED = """
-import os, runpy, signal, sys
+import signal, sys
+sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(1)
-from evcl.training import Checkpointer, Step
-there = runpy.run_path(sys.argv[1])
-learner, step, taken = there["begun"](sys.argv[3]), Step.__call__, 0
-
-def stepped(self, *args):
-    global taken
-    taken += 1
-    if taken == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, *args)
-
-Step.__call__, Checkpointer.due = stepped, lambda self: True
-learner.learn(there["blobs"](1, ("x", "y")), task="b", checkpoint=sys.argv[2])
+from test_learner_checkpoint import begun, blobs, signal_at, STEP
+from evcl.training import Checkpointer
+learner, Checkpointer.due = begun(sys.argv[3]), lambda self: True
+with signal_at(STEP, 7, signal.SIGKILL):
+    learner.learn(blobs(1, ("x", "y")), task="b", checkpoint=sys.argv[2])
 """
 
 
@@ -210,7 +179,7 @@ learner.learn(there["blobs"](1, ("x", "y")), task="b", checkpoint=sys.argv[2])
 @pytest.mark.parametrize("method", ["evcl", pytest.param("random-coreset", marks=pytest.mark.full)])
 def test_killed_in_the_middle_of_a_task(method, tmp_path):
     folder = tmp_path / "c"
-    command = [sys.executable, "-c", KILLED, __file__, str(folder), method]
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(folder), method]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     about = newest(folder).description

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import evcl
 from evcl._core.errors import EvclError
@@ -73,42 +73,15 @@ def test_what_a_link_leads_to_is_written(tmp_path):
     assert len(list(tmp_path.rglob("*"))) == 5
 
 
-def test_a_pipe_is_no_hang(tmp_path):
-    """In a process of their own, which is stopped if one of them waits."""
-    for name in ("runs/a/result.json", "sweep.toml", "data.csv", "imgs/cat/pipe.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(tmp_path / name)
-    commands = {
-        "report runs": "evcl: runs/a/result.json is not a result of evcl (cannot read runs/a/result.json: ",
-        "sweep sweep.toml --out s": "evcl: cannot read sweep.toml: ",
-        "learn --model m --target y --data data.csv": "evcl: cannot read data.csv: ",
-        "learn --model m --data imgs": "evcl: imgs/cat/pipe.png: it is not a readable image (",
-    }
-    code = "import sys; from evcl.cli import main\nfor words in sys.argv[1:]:\n sys.argv = ['evcl', *words.split()]\n"
-    code += " try: main()\n except SystemExit as end: print(end.code)"
-    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
-    ended = subprocess.run([sys.executable, "-c", code, *commands], check=False, **options)
-    assert ended.stdout.split() == ["1", "2", "1", "1"]  # 2: a file that says what is asked for is usage
-    for line, begin in zip(ended.stderr.splitlines(), commands.values(), strict=True):
-        assert line.startswith(f"{begin}it is a pipe, not a regular file")
-
-
-def test_json_has_a_depth():
+def test_json_has_a_depth(tmp_path):
+    deep = "[" * 100_000
     assert parsed('{"a": [1]}') == {"a": [1]}
     with pytest.raises(ValueError, match="nested too deeply"):
-        parsed("[" * 100_000)
-
-
-def test_a_deep_result_is_no_result(tmp_path):
-    (tmp_path / "result.json").write_text('{"schema": ' + "[" * 100_000)
+        parsed(deep)
+    (tmp_path / "result.json").write_text(f'{{"schema": {deep}')
     with pytest.raises(EvclError, match="is not a result of evcl"):
         read_result(tmp_path / "result.json")
-
-
-def test_a_model_that_nests_is_damaged(tmp_path):
-    from safetensors.torch import save_file
-
-    save_file({}, tmp_path / "deep.safetensors", {"evcl": '{"format": ' + "[" * 100_000})
+    save_file({}, tmp_path / "deep.safetensors", {"evcl": f'{{"format": {deep}'})
     with pytest.raises(EvclError, match="nested too deeply"):
         evcl.load(tmp_path / "deep.safetensors")
 
@@ -116,24 +89,20 @@ def test_a_model_that_nests_is_damaged(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--seeds", 10**12), "--seeds must be a number from 1 to 10000"),
-        (("--seed-list", ",".join(map(str, range(10_001)))), "the number of seeds must be from 1 to 10000, not 10001"),
-        (("--tasks", 2001), "at most 2000"),
-        (("--epochs", 10**9), "at most 1e"),
-        (("--set", "batch_size=10000000"), "at most 1e"),
-        (("--set", "lr=1e9"), "at most 10"),
+        ("reproduce --seeds 1000000000000", "--seeds must be a number from 1 to 10000, not 1000000000000"),
+        ("run permuted-digits --seeds 1000000000000", "--seeds must be a number from 1 to 10000"),
+        (f"run permuted-digits --seed-list {','.join(map(str, range(10_001)))}", "must be from 1 to 10000, not 10001"),
+        ("run permuted-digits --tasks 2001", "at most 2000"),
+        ("run permuted-digits --epochs 1000000000", "at most 1e"),
+        ("run permuted-digits --set batch_size=10000000", "at most 1e"),
+        ("run permuted-digits --set lr=1e9", "at most 10"),
     ],
 )
-def test_numbers_of_a_run(evcl, options, message):
-    status, _, err = evcl("run", "permuted-digits", *options)
+def test_numbers_of_a_command(evcl, options, message):
+    status, _, err = evcl(*options.split())
     assert status == 2
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_numbers_of_a_reproduction(evcl):
-    status, _, err = evcl("reproduce", "--seeds", 10**12)
-    assert (status, err) == (2, f"evcl: --seeds must be a number from 1 to 10000, not {10**12}\n")
 
 
 def test_a_thousand_tasks_are_possible():
@@ -162,16 +131,6 @@ def test_an_array_of_a_table_has_a_size(tmp_path, array, message):
         list(open_source(tmp_path / "table.npz").pieces(["x", "y"]))
 
 
-def test_numbers_of_a_result_have_ranges(tmp_path, evcl):
-    assert evcl("run", "split-digits", "--tasks", 2, "--epochs", 1, "--seeds", 1, "--out", tmp_path)[0] == 0
-    result = json.loads((tmp_path / "result.json").read_text())
-    result["nll"]["mean"] = 1e200
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    status, _, err = evcl("report", tmp_path)
-    assert status == 1
-    assert "nll should have one number per seed, from 0 to 1e+06" in err
-
-
 LOADING = """
 import sys
 import evcl
@@ -194,7 +153,7 @@ print(memory("VmHWM") - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_a_model_is_loaded_in_twice_its_size(tmp_path):
-    files = [tmp_path / f"{width}.safetensors" for width in (300, 1500)]
+    files = [tmp_path / f"{width}.safetensors" for width in (300, 1000)]
     for path in files:
         learner = evcl.EVCL(evcl.nn.mlp(1000, [int(path.stem)]), epochs=1)
         learner.learn((torch.zeros(4, 1000), torch.arange(4) % 2))

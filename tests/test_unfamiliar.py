@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 import evcl as package
-from evcl._core.density import DIRECTIONS, Density, density, room
+from evcl._core.density import CHUNK, DIRECTIONS, Density, density, room
 from evcl.methods import METHODS
 from evcl.sklearn import EVCLClassifier
 
@@ -150,15 +150,17 @@ def test_many_tasks_have_the_size_of_one_and_wide_inputs_are_bounded():
     assert np.corrcoef(together, apart)[0, 1] > 0.9
 
 
-def test_rows_come_in_chunks(monkeypatch):
-    x = rows(1000)[0]
-    whole = of(x)
-    monkeypatch.setattr("evcl._core.density.CHUNK", 10)
-    parts = of(x)
+def test_rows_come_in_chunks():
+    """A fifth of rows that are there five times says what all of them say."""
+    x = torch.tensor(rows(CHUNK // 40)[0]).repeat(5, 1)
+    parts, whole = of(x), of(x[: CHUNK // 40])
     for name in ("mean", "variance"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
-    found, wanted = (one.unfamiliar(torch.tensor(x), torch.zeros(1000)) for one in (parts, whole))
+    new = torch.tensor(rows(100, seed=1)[0])
+    found, wanted = (one.unfamiliar(new, torch.zeros(100)) for one in (parts, whole))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    far = parts.unfamiliar(x, torch.zeros(len(x)))
+    torch.testing.assert_close(far[-100:], parts.unfamiliar(x[-100:], torch.zeros(100)))
 
 
 def test_an_earlier_task_stays_familiar():

@@ -135,13 +135,13 @@ def run_one(texts: Texts, stream: Benchmark, parts: tuple[Tensor, Tensor], confi
     after = similar(run, parts, adapters=True)
     before = similar(run, parts, adapters=False)[0]
     shape = {
-        "tasks": len(stream), "network": "minilm_lora", "rank": args.rank, "first": args.first, "length": args.length,
-        "rows": args.rows, "precision": config.precision, "device": args.device, "scenario": scenario,
-        "halves_before": before,
+        "network": "minilm_lora", "rank": args.rank, "first": args.first, "length": args.length, "rows": args.rows,
+        "halves_before": before, "halves": after,
     }  # fmt: skip
     size, machine = run.memory_bytes(), environment(args.device)
     make = partial(result_of, found=found, seconds=seconds, machine=machine)
-    results = [make(cell, r, shape=shape | {"halves": after}, size=size) for r, cell in enumerate(cells)]
+    cells = [replace(cell, tasks=len(stream), device=args.device, scenario=scenario) for cell in cells]
+    results = [make(cell, r, trunk=shape, size=size) for r, cell in enumerate(cells)]
     whole = merge(results)
     folder = args.out / short / config.method
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-from itertools import count
-
 import pytest
 import small
 import torch
 import torch.nn.functional as F
+from calls import signal_at
+from checks import bits
 from torch import nn
 
 import evcl
-from evcl.training import Step
 
 
 class LSTM(nn.Module):
@@ -74,34 +72,21 @@ def data(k):
     return x, (x[:, k] > 0).long()
 
 
-def bits(one):
-    description, tensors = one.described()
-    return description, {key: bytes(t.reshape(-1).view(torch.uint8).numpy()) for key, t in tensors.items()}
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
-def test_saved_loaded_stopped_and_resumed_it_ends_where_it_would_have(method, name, tmp_path, monkeypatch):
+def test_saved_loaded_stopped_and_resumed_it_ends_where_it_would_have(method, name, tmp_path):
     whole = learner(method, name)
     whole.save(tmp_path / "model.safetensors")
     again = evcl.load(tmp_path / "model.safetensors", network=made(name))
     whole.learn(data(1))
     again.learn(data(1))
     assert bits(again) == bits(whole)
-    step = Step.__call__
     for nth in (2, 4, 100):
-        stopped, calls = learner(method, name), count(1)
-        with monkeypatch.context() as patch:
-
-            def called(self, *args, calls=calls, nth=nth):
-                if next(calls) == nth:
-                    signal.raise_signal(signal.SIGINT)
-                return step(self, *args)
-
-            patch.setattr(Step, "__call__", called)
-            try:
+        stopped = learner(method, name)
+        try:
+            with signal_at("Step.__call__", nth):
                 stopped.learn(data(1), checkpoint=tmp_path / "c")
-            except KeyboardInterrupt:
-                assert nth < 100
+        except KeyboardInterrupt:
+            assert nth < 100
     assert bits(stopped) == bits(whole)

@@ -9,7 +9,7 @@ from torch.nn.utils import skip_init
 import evcl
 from evcl._core.randomness import generator
 from evcl._core.settings import resolve
-from evcl.methods import METHODS, Round, TaskData, autograd_gradients, collapse, known_settings
+from evcl.methods import METHODS, Fit, Learned, Round, TaskData, autograd_gradients, collapse, known_settings
 from evcl.training import Run
 
 F64 = torch.float64
@@ -35,16 +35,17 @@ TASKS = [task(0, 0), task(1, 1, 20), task(2, 0)]  # of different sizes; the last
 
 
 def run_of(
-    method, replicas=1, network=None, hidden=(HIDDEN,), features=None, heads=(2, 2), seeds=None, usual=PLAIN, **given
-):
+    method, replicas=1, network=None, hidden=(HIDDEN,), features=None, heads=(2, 2), seeds=None, usual=PLAIN,
+    options=None, **given,
+):  # fmt: skip
     """A run of a method, or of the method of this name, of a perceptron or of a network with this many `features`.
-    `heads`: their classes; `usual`: settings that a method may not have.
+    `heads`: their classes; `usual`: settings that a method may not have; `options`: of the run.
     """
     method = METHODS[method] if isinstance(method, str) else method
     known, seeds = known_settings(method, given), range(replicas) if seeds is None else seeds
     settings = resolve(method.name, known, {**{name: usual[name] for name in usual if name in known}, **given})
     trunk = evcl.nn.mlp(INPUTS, list(hidden)) if network is None else network
-    run = Run(trunk, method, [settings] * len(seeds), seeds, draw=True, dtype=F64)
+    run = Run(trunk, method, [settings] * len(seeds), seeds, **{"draw": True, "dtype": F64, **(options or {})})
     run.add_heads(features or hidden[-1], list(heads))
     return run
 
@@ -66,6 +67,34 @@ def round_of(run, tasks, number=None, seen=None):
 def first_fit(run, tasks, **options):
     """What the run's method asks for first in its next round."""
     return next(run.method.learn(run.memory, round_of(run, tasks, **options), run.settings))
+
+
+def fitting(**options):
+    """A method's `learn` that makes one fit with these options, and remembers nothing new."""
+
+    def learn(memory, round_, s):
+        fitted = yield Fit(round_.tasks, **options)
+        return Learned(fitted.q, memory)
+
+    return learn
+
+
+class Handed:
+    """Noise that is a function of the number of draws before it, so that a reference can draw the same."""
+
+    def __init__(self, size=1.0):
+        self.size, self.turn = size, 0
+
+    def normal_(self, out, shared=False):
+        self.turn += 1
+        drawn = torch.randn(out.shape[1:], generator=generator(0, "handed", self.turn), dtype=F64)
+        return out.copy_(self.size * drawn.expand_as(out))
+
+    def of(self, rows):
+        return self
+
+    def shared(self):
+        return self
 
 
 # --- the same in plain torch -----------------------------------------------------------------------------------------
@@ -110,7 +139,7 @@ def fisher_by_definition(weights, outputs, x):
     for row in x:
         log_p = outputs(row).log_softmax(0)
         for one in log_p:
-            grads = torch.autograd.grad(one, list(weights.values()), retain_graph=True)
+            grads = torch.autograd.grad(one, list(weights.values()), retain_graph=True, materialize_grads=True)
             for name, grad in zip(weights, grads, strict=True):
                 found[name] += one.detach().exp() * grad.square()
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import small_runs
 import torch
-from small_runs import F64, by_sign, run_of
+from small_runs import F64, Handed, by_sign, run_of
 from strengths import HIDDEN, INPUTS, STRENGTHS, WITHOUT, check_strength, made, task
 from torch import nn
 
@@ -16,7 +16,7 @@ from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.settings import resolve
 from evcl.methods import METHODS, TaskData, packing
-from evcl.training import Run, learn_stream
+from evcl.training import Observer, Run, learn_stream
 
 CONTINUAL = [name for name, method in METHODS.items() if not method.jointly]
 BUILT_IN = [name for name in CONTINUAL if name in METHOD_SUMMARIES]
@@ -35,16 +35,6 @@ def test_its_strength_changes_the_second_task(method):
 # --- how it learns ---------------------------------------------------------------------------------------------------
 
 
-class Still:
-    """Noise that is 0: in one pass as in two."""
-
-    def of(self, rows):
-        return self
-
-    def normal_(self, out, shared=False):
-        return out.zero_()
-
-
 @pytest.mark.parametrize("method", ["er", "derpp", "agem", "evcl-er", "gvcl", "td-vcl"])
 def test_the_written_training_pass_is_autograds(method):
     """Of two tasks that share a head; tests/training asks the same of evcl, vcl and ewc."""
@@ -54,7 +44,7 @@ def test_the_written_training_pass_is_autograds(method):
     for reference in (False, True):
         run = run_of(method, **given)
         for number in range(2):
-            run.learn([small_runs.task(number, 0)], reference=reference, noise=Still())
+            run.learn([small_runs.task(number, 0)], reference=reference, noise=Handed(0.0))
         ends.append(run.network.posterior)
     torch.testing.assert_close(ends[0].mean, ends[1].mean, rtol=1e-8, atol=1e-10)
     if ends[0].log_std is not None:
@@ -216,6 +206,30 @@ def test_early_stopping_remembers_the_best_epoch_and_no_later_one(method):
     assert changed(found, wanted) == []
 
 
+class Fails(Observer):
+    def end_epoch(self, progress):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_a_round_that_fails_leaves_it_as_it_was(method):
+    """Its weights, its memory, the size of its network and the scales and shifts of its tasks."""
+    run, other = (made(method) for _ in range(2))
+    for one in (run, other):
+        one.learn([task(0, 0)])
+    before = copies(run.tensors())
+    if not run.method.generative:  # that has no epochs
+        with pytest.raises(KeyboardInterrupt):
+            run.learn([task(1, 1)], observer=Fails())
+    after = run.tensors()
+    assert after.keys() == before.keys()
+    assert changed(after, before) == []
+    assert run.network.layout == other.network.layout
+    for one in (run, other):
+        one.learn([task(1, 1)])
+    assert changed(run.tensors(), other.tensors()) == []
+
+
 # --- importance ------------------------------------------------------------------------------------------------------
 
 MEASURES = {name: (name, {}) for name in ("si", "mas", "imm-mode")}
@@ -275,6 +289,7 @@ def test_film_works_or_is_refused(method):
     x = task(0, 0).x
     own, other = (run.predict(x, 0, task=number) for number in range(2))
     assert float((own - other).abs().max()) > 0.01
-    run.network.task_weights.table[:, 0].mul_(0)
-    run._changed()
+    tensors = copies(run.tensors())
+    tensors["film 0"].zero_()
+    run.load_tensors(tensors, run.outline(), run.rounds, run.seen)
     assert float((run.predict(x, 0, task=0) - own).abs().max()) > 0.01

@@ -8,24 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
+from small_runs import F64, named, run_of
 from torch import nn
 
 import evcl
 from evcl import curvature
 from evcl._core.randomness import GeneratorNoise
-from evcl._core.settings import resolve
 from evcl.methods import METHODS, Fit, Learned, Method
 from evcl.nn import bayesianize
+from evcl.nn.chain import find_chain
 from evcl.nn.film import EPSILON, FASTER
 from evcl.nn.per_task import Mixture
-from evcl.training import Run, TaskData
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
 import models
-
-F64 = torch.float64
 
 
 def convolutional():
@@ -44,7 +43,7 @@ def plain(name):
     made = {
         "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU()),
         "convolutions": convolutional,
-        "transformer": models.ViT,
+        "transformer": models.vit,
         "batch second": Second,
         "a volume": lambda: nn.Sequential(
             nn.Unflatten(2, (2, 3)), nn.Conv3d(1, 2, (1, 2, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)
@@ -137,102 +136,70 @@ def test_fixed_layers_have_film_too():
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-def made(method, network=None, features=6, replicas=1, heads=(3,), **given):
-    known = METHODS[method].known_settings
-    settings = resolve(method, known, {"epochs": 3, "batch_size": 24, "film": True, "lr_schedule": "constant", **given})
-    run = Run(
-        network or evcl.nn.mlp(5, [8, features]), METHODS[method], [settings] * replicas, range(replicas),
-        draw=network is None, dtype=F64,
-    )  # fmt: skip
-    run.add_heads(features, heads)
-    return run
+USUAL = {"epochs": 3, "batch_size": 24, "film": True, "lr_schedule": "constant"}
+FIRST = torch.tensor([[1.0], [0.0]], dtype=F64)  # a row that changes nothing
 
 
-def task(number, head=0, n=24, seed=0, shape=(5,)):
-    source = torch.Generator().manual_seed(100 * seed + number)
-    x = torch.randn(1, n, *shape, generator=source, dtype=F64)
-    return TaskData(x, torch.randint(3, (1, n), generator=source), head, task=number)
+def made(method, network=None, heads=(3,), **given):
+    options = {"draw": network is None}
+    return run_of(method, network=network, hidden=(8, 6), heads=heads, usual=USUAL, options=options, **given)
+
+
+def task(number, head=0):
+    return small_runs.task(number, head, 24, classes=3)
+
+
+def said(w, row, x):
+    """What a perceptron says of x with the scales and shifts of a row [2, units]."""
+    for layer, units in (("1", slice(0, 8)), ("3", slice(8, 14))):
+        x = torch.relu(row[0, units] * (x @ w[f"{layer}.weight"].T + w[f"{layer}.bias"]) + row[1, units])
+    return x @ w["head 0.weight"].T + w["head 0.bias"]
 
 
 def test_training_equals_plain_pytorch():
     """Two tasks that share a head, by Adam with two learning rates, in full batches."""
     run, lr = made("naive", lr=0.01), 0.01
-    views = {name: view[0].clone().requires_grad_() for name, view in views_of(run).items()}
-    rows = [
-        [torch.tensor([[1.0], [0.0]], dtype=F64).expand(2, u).clone().requires_grad_() for u in (8, 6)] for _ in "ab"
-    ]
+    weights = {name: w.requires_grad_() for name, w in named(run, run.network.posterior.mean).items()}
+    rows = [FIRST.repeat(1, 14).requires_grad_() for _ in range(2)]
     narrowest = (2 / 8) ** 0.5
-    for number in range(2):
+    for number, row in enumerate(rows):
         data = task(number)
         run.learn([data])
-        film = {"params": rows[number], "lr": FASTER * lr / narrowest, "eps": EPSILON}
-        groups = [{"params": list(views.values())}, film]
-        adam = torch.optim.Adam(groups, lr=lr)
+        film = {"params": [row], "lr": FASTER * lr / narrowest, "eps": EPSILON}
+        adam = torch.optim.Adam([{"params": list(weights.values())}, film], lr=lr)
         for _ in range(3):
-            a = data.x[0]
-            for layer, (scale, shift) in zip(("1", "3"), rows[number], strict=True):
-                a = torch.relu(scale * (a @ views[f"{layer}.weight"].T + views[f"{layer}.bias"]) + shift)
-            z = a @ views["head 0.weight"].T + views["head 0.bias"]
             adam.zero_grad()
-            F.cross_entropy(z, data.y[0]).backward()
+            F.cross_entropy(said(weights, row, data.x[0]), data.y[0]).backward()
             adam.step()
-    for name, view in views_of(run).items():
-        torch.testing.assert_close(view[0], views[name].detach())
-    for number in range(2):
-        torch.testing.assert_close(run.network.task_weights.table[0, number], torch.cat(rows[number], 1).detach())
-    assert (run.network.task_weights.table[0, :, 0] - 1).abs().min(1).values.max() > 1e-3  # all have learned
+    small_runs.assert_weights(run, run.network.posterior.mean, weights)
+    table = run.network.task_weights.table[0]
+    torch.testing.assert_close(table, torch.stack(rows).detach())
+    assert (table[:, 0] - 1).abs().min(1).values.max() > 1e-3  # all have learned
 
 
 def test_a_shift_that_a_batch_norm_takes_away_does_not_move():
     """In the first task, the norm subtracts the mean of the batch: the shift before it has no effect."""
     network = drawn(lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()))
-    s = resolve("naive", METHODS["naive"].known_settings, {"film": True, "epochs": 60, "batch_size": 24, "lr": 0.01})
-    run = Run(network, METHODS["naive"], [s], [0], draw=True)
-    run.add_heads(6, [3])
-    data = task(0)
-    run.learn([TaskData(data.x.float(), data.y, 0, task=0)])
+    run = run_of("naive", network=network, features=6, heads=[3], usual={**USUAL, "epochs": 60, "lr": 0.01})
+    run.learn([task(0)])
     assert run.network.task_weights.table[0, 0, 1].abs().max() < 0.01  # with torch's epsilon: 0.3
-
-
-def views_of(run):
-    return run.network.layout.views(run.network.posterior.mean)
 
 
 @pytest.mark.parametrize("method", ["evcl", "naive"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_chain_computes_what_autograd_does(method, bias, monkeypatch):
+def test_the_chain_computes_what_autograd_does(method, bias):
     """The same noise, by both passes; after the first step scales are not 1."""
-    ends = []
+    ends, given = [], {} if method == "naive" else {"distill": 0.0}
     network = drawn(lambda: nn.Sequential(nn.Linear(5, 8, bias=bias), nn.ReLU(), nn.Linear(8, 6), nn.ReLU()))
     for chain in (True, False):
-        if not chain:
-            monkeypatch.setattr("evcl.training.fit.find_chain", lambda *_: None)
-        run = made(method, network, replicas=2, epochs=5, **({} if method == "naive" else {"distill": 0.0}))
+        run = made(method, network if chain else nn.Sequential(*network, nn.Identity()), replicas=2, epochs=5, **given)
+        assert (find_chain(run.network, task(0).x) is not None) == chain
         for number in range(2):
             run.learn([task(number)])
         ends.append(run.tensors())
     assert (ends[0]["film 0"][:, :, 0] - 1).abs().max() > 0.05
     for name, found in ends[0].items():
         torch.testing.assert_close(found, ends[1][name], rtol=1e-7, atol=1e-9, msg=name)
-
-
-METHODS_HERE = ["evcl-film", "vcl", "ewc", "naive", "lwf", "vcl-kcenter-coreset", "random-coreset"]
-
-
-@pytest.mark.parametrize("method", METHODS_HERE)
-def test_later_tasks_leave_the_rows_of_earlier_ones_to_the_bit(method):
-    given = {"coreset_size": 5} if "coreset" in method else {}
-    run = made(method, heads=(3, 3), replicas=2, **given)
-    run.learn([task(0)])
-    after = run.network.task_weights.table.clone()
-    assert after.shape == (2, 1, 2, 14)
-    assert not torch.equal(after[0], after[1])
-    assert (after[:, 0] - torch.tensor([[1.0], [0.0]])).abs().max() > 1e-3
-    for number, head in ((1, 1), (2, 0)):
-        run.learn([task(number, head)])
-    assert torch.equal(run.network.task_weights.table[:, :1], after)
-    assert run.network.task_weights.table.shape[1] == 3
-    assert run.network.task_weights.table.diff(dim=1).abs().flatten(2).amax(2).min() > 1e-3
 
 
 def test_rows_are_no_weights_of_the_posterior():
@@ -248,56 +215,36 @@ def test_replayed_examples_use_their_own_rows_which_stay():
         fitted = yield Fit([*round_.tasks, *([task(0)] if round_.number else [])])
         return Learned(fitted.q, memory)
 
-    method = Method("replays", "", bayesian=False, learn=learn)
-    settings = resolve("replays", method.known_settings, {"film": True, "epochs": 1, "batch_size": 48, "lr": 0.01})
-    run = Run(evcl.nn.mlp(5, [8, 6]), method, [settings], [0], draw=True, dtype=F64)
-    run.add_heads(6, [3])
+    run = made(Method("replays", "", bayesian=False, learn=learn), epochs=1, batch_size=48, lr=0.01)
     run.learn([task(0)])
-    start, film = {name: view.clone() for name, view in views_of(run).items()}, run.network.task_weights.table.clone()
+    start, film = named(run, run.network.posterior.mean), run.network.task_weights.table.clone()
     run.learn([task(1)])
     assert torch.equal(run.network.task_weights.table[:, 0], film[:, 0])
 
-    weights = {name: view[0].clone().requires_grad_() for name, view in start.items()}
-    row = torch.tensor([[1.0], [0.0]], dtype=F64).expand(2, 14).clone().requires_grad_()
-    total = 0.0
+    weights = {name: w.clone().requires_grad_() for name, w in start.items()}
+    row = FIRST.repeat(1, 14).requires_grad_()
     for data, own in ((task(1), row), (task(0), film[0, 0])):
-        a = data.x[0]
-        for layer, units in (("1", slice(0, 8)), ("3", slice(8, 14))):
-            y = a @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
-            a = torch.relu(own[0, units] * y + own[1, units])
-        z = a @ weights["head 0.weight"].T + weights["head 0.bias"]
-        total = total + F.cross_entropy(z, data.y[0]) / 2
-    total.backward()
-    for name, weight in weights.items():  # Adam's first step is the gradient's sign
-        moved = views_of(run)[name][0] - start[name][0]
-        torch.testing.assert_close(moved, -0.01 * weight.grad.sign(), atol=2e-4, rtol=1e-3)
-    moved = run.network.task_weights.table[0, 1] - film.new_tensor([[1.0], [0.0]])
+        (F.cross_entropy(said(weights, own, data.x[0]), data.y[0]) / 2).backward()
+    for name, now in named(run, run.network.posterior.mean).items():  # Adam's first step is the gradient's sign
+        torch.testing.assert_close(now - start[name], -0.01 * weights[name].grad.sign(), atol=2e-4, rtol=1e-3)
+    moved = run.network.task_weights.table[0, 1] - FIRST
     wanted = -FASTER * 0.01 / (2 / 8) ** 0.5 * row.grad / (row.grad.abs() + EPSILON)
     torch.testing.assert_close(moved, wanted)
 
 
 def test_the_fisher_is_that_of_the_network_with_the_tasks_row():
-    run = made("ewc")
+    run, data = made("ewc"), task(1)
     for number in range(2):
         run.learn([task(number)])
-    network, data = run.network, task(1)
-    found = curvature.fisher(
-        curvature.Sample(network, network.posterior.mean, network.layout, [0], data.x, data.y, task=1), "empirical"
-    )
-    other = curvature.fisher(
-        curvature.Sample(network, network.posterior.mean, network.layout, [0], data.x, data.y, task=0), "empirical"
+    network, weights = run.network, named(run, run.network.posterior.mean)
+    found, other = (
+        curvature.fisher(curvature.Sample(network, network.posterior.mean, network.layout, [0], data.x, data.y, task=t))
+        for t in (1, 0)
     )
     assert not torch.allclose(found, other, rtol=0.1)
-    rows, total = network.task_weights.table[0, 1], torch.zeros_like(found)
-    for x, y in zip(data.x[0], data.y[0], strict=True):
-        flat = network.posterior.mean.clone().requires_grad_()
-        w = {name: view[0] for name, view in network.layout.views(flat).items()}
-        a = x
-        for layer, units in (("1", slice(0, 8)), ("3", slice(8, 14))):
-            a = torch.relu(rows[0, units] * (w[f"{layer}.weight"] @ a + w[f"{layer}.bias"]) + rows[1, units])
-        F.cross_entropy(w["head 0.weight"] @ a + w["head 0.bias"], y).backward()
-        total += flat.grad.square()
-    torch.testing.assert_close(found, total / 24)
+    row, leaves = network.task_weights.table[0, 1], {name: w.requires_grad_() for name, w in weights.items()}
+    total = small_runs.fisher_by_definition(leaves, lambda x: said(leaves, row, x), data.x[0])
+    small_runs.assert_weights(run, found, {name: f / 24 for name, f in total.items()})
 
 
 def test_distillation_uses_the_row_of_the_task_that_is_kept():
@@ -336,28 +283,8 @@ def rows_of(seed, labels=(0, 1), shape=(4,)):
 CASES = {
     "mlp": (lambda: evcl.nn.mlp(4, [8]), (4,)),
     "convolutions": (convolutional, (1, 6, 6)),
-    "transformer": (models.ViT, (1, 6, 6)),
+    "transformer": (models.vit, (1, 6, 6)),
 }
-
-
-@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
-@pytest.mark.parametrize("name", CASES)
-def test_a_learner_is_saved_loaded_and_goes_on(name, tmp_path):
-    make, shape = CASES[name]
-    network = drawn(make)
-    one = evcl.EVCL(network, film=True, epochs=1, batch_size=32, seed=1, predict_samples=2)
-    one.learn(*rows_of(0, shape=shape), task="a")
-    one.learn(*rows_of(1, shape=shape), head="a", task="b")
-    one.learn(*rows_of(2, (1, 2), shape=shape), head="a", task="c")  # the head grows
-    one.save(tmp_path / "m.safetensors")
-    two = evcl.load(tmp_path / "m.safetensors", None if name == "mlp" else network)
-    x = rows_of(3, shape=shape)[0]
-    for each in (one, two):
-        each.learn(*rows_of(4, shape=shape), task="d")
-    for t in one.tasks:
-        assert np.array_equal(one.predict_proba(x, t), two.predict_proba(x, t))
-    assert torch.equal(one.parts.run.network.task_weights.table, two.parts.run.network.task_weights.table)
-    assert not np.allclose(one.predict_proba(x, "a"), one.predict_proba(x, "b"))
 
 
 def test_a_task_is_predicted_with_its_own_row():
@@ -395,36 +322,6 @@ def test_the_mean_network_has_the_tasks_scales_and_shifts(name):
     for t in ("a", "b"):
         with torch.no_grad():
             torch.testing.assert_close(one.mean_network(t)(x).softmax(1), one.predict_proba(x, t), rtol=1e-4, atol=1e-5)
-
-
-def test_the_best_epoch_includes_the_rows():
-    """With patience, training far too fast ends with the weights and rows of an earlier epoch."""
-    one = evcl.Naive(evcl.nn.mlp(4, [8]), film=True, epochs=12, lr=0.3, lr_schedule="constant")
-    measured = []
-
-    class Watch(evcl.Callback):
-        def end_epoch(self, epoch):
-            measured.append(epoch.validation_nll)
-
-    data = rows_of(0)
-    one.learn(*data, validation=rows_of(7), patience=12, callbacks=[Watch()])
-    assert one.measure(rows_of(7), "0").nll == pytest.approx(min(measured), rel=1e-4)
-    assert min(measured) < measured[-1]
-
-
-def test_a_failed_task_leaves_the_rows_as_they_were():
-    one = evcl.Naive(evcl.nn.mlp(4, [8]), film=True, epochs=2)
-    one.learn(*rows_of(0))
-
-    class Stop(evcl.Callback):
-        def end_epoch(self, epoch):
-            raise RuntimeError("stop")
-
-    before = one.parts.run.network.task_weights.table.clone()
-    with pytest.raises(RuntimeError):
-        one.learn(*rows_of(1), callbacks=[Stop()])
-    assert torch.equal(one.parts.run.network.task_weights.table, before)
-    one.predict(rows_of(1)[0])
 
 
 def test_joint_training_has_a_row_per_task():

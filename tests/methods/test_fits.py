@@ -6,44 +6,36 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from small_runs import F64, INPUTS, fitting, learned, run_of
 from torch import Tensor, nn
 
 import evcl
-from evcl._core.settings import resolve
 from evcl.methods import KL, METHODS, Elastic, Fit, Learned, Loss, Method, Tracker, tempering
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
-from evcl.training import Observer, Pool, Run, Step, TaskData
+from evcl.training import Observer, Pool, Step, TaskData
 
-F64 = torch.float64
-N, IN, OUT = 24, 5, 6  # examples, inputs and features
-
-
-def no_chain():
-    return nn.Sequential(nn.utils.skip_init(nn.Linear, IN, OUT), nn.Tanh())
-
-
-NETWORKS = {"chain": lambda: evcl.nn.mlp(IN, [OUT]), "autograd": no_chain}
+N, OUT = 24, 6  # examples and features
+NETWORKS = {
+    "chain": lambda: evcl.nn.mlp(INPUTS, [OUT]),
+    "autograd": lambda: nn.Sequential(nn.utils.skip_init(nn.Linear, INPUTS, OUT), nn.Tanh()),
+}
 networks = pytest.mark.parametrize("network", NETWORKS)
 both_kinds = pytest.mark.parametrize("bayesian", [True, False])
 
 
 def task(head=0, replicas=1, dtype=F64):
     source = torch.Generator().manual_seed(head)
-    x = torch.randn(replicas, N, IN, generator=source, dtype=F64).to(dtype)
+    x = torch.randn(replicas, N, INPUTS, generator=source, dtype=F64).to(dtype)
     return TaskData(x, (x[..., head] > 0).long(), head)
 
 
 def made(learn, network="chain", bayesian=True, dtype=F64, heads=1, **given):
     """Two replicas that follow a method which learns like this; what VCL remembers, if it is Bayesian."""
-    base = METHODS["vcl" if bayesian else "naive"]
-    method = replace(base, name="mine", learn=learn)
-    usual = {"epochs": 2, "batch_size": 8, "lr": 0.01, **({"std_update": "adam"} if bayesian else {})}
-    settings = resolve("mine", method.known_settings, {**usual, **given})
-    run = Run(NETWORKS[network](), method, [settings] * 2, [3, 4], draw=True, dtype=dtype)
-    for _ in range(heads):
-        run.add_head(OUT, 2)
-    return run
+    method = replace(METHODS["vcl" if bayesian else "naive"], name="mine", learn=learn)
+    usual = {"epochs": 2, "batch_size": 8, "lr": 0.01, "std_update": "adam"}
+    features = {"network": NETWORKS[network](), "features": OUT, "heads": [2] * heads}
+    return run_of(method, seeds=[3, 4], usual=usual, options={"dtype": dtype}, **features, **given)
 
 
 # --- weights that stay -----------------------------------------------------------------------------------------------
@@ -159,17 +151,13 @@ def test_a_loss_of_what_the_network_says_takes_no_pass_of_its_own(bayesian):
 @networks
 def test_a_head_that_only_a_loss_uses_is_trained(network):
     def moved(losses):
-        def learn(memory, round_, s):
-            fitted = yield Fit(round_.tasks, losses=losses)
-            return Learned(fitted.q, memory)
-
         values = []
 
         class Noted(Observer):
             def end_epoch(self, progress):
                 values.append(progress.step.losses_now())
 
-        run = made(learn, network, bayesian=False, heads=2, epochs=20)
+        run = made(fitting(losses=losses), network, bayesian=False, heads=2, epochs=20)
         before = run.network.posterior.mean.clone()
         run.learn([task()], observer=Noted())
         change = run.network.layout.views(run.network.posterior.mean - before)
@@ -212,13 +200,7 @@ class Known(Fourth):
 def test_a_term_that_knows_its_gradient_is_the_same_by_autograd(network, bayesian):
     found = []
     for kind in (Fourth, Known):
-
-        def learn(memory, round_, s, kind=kind):
-            centre = round_.posterior.mean + 0.3
-            fitted = yield Fit(round_.tasks, terms=[kind(centre, 0.5)])
-            return Learned(fitted.q, memory)
-
-        run = made(learn, network, bayesian)
+        run = made(fitting(terms=[kind(torch.tensor(0.3, dtype=F64), 0.5)]), network, bayesian)
         run.learn([task()])
         step, *_ = step_of(run, network, terms=[kind(torch.zeros((), dtype=F64), 0.5)])
         step(torch.arange(8).expand(2, 8), Handed())
@@ -260,18 +242,22 @@ class Path(Tracker):
         return self.total
 
 
+class Constant:
+    """Noise that is the same for all examples, so that their order does not matter."""
+
+    def normal_(self, out):
+        return out.fill_(0.7)
+
+
 @networks
 @both_kinds
-def test_a_tracker_hears_the_gradient_of_the_data_and_every_step(network, bayesian, monkeypatch):
+def test_a_tracker_hears_the_gradient_of_the_data_and_every_step(network, bayesian):
     """Strong terms are not in what it hears. What it found is over all weights: 0 for a head that is idle."""
     path, results, steps = Path(), [], []
-    call = Step.__call__
 
-    def noted(self, rows, noise):
-        steps.append((self, rows))
-        return call(self, rows, noise)
-
-    monkeypatch.setattr(Step, "__call__", noted)
+    class Began(Observer):
+        def begin_fit(self, stage, step, *_):
+            steps.append(step)
 
     def learn(memory, round_, s):
         anchor = round_.posterior.map(lambda t: t + 0.1)
@@ -280,28 +266,25 @@ def test_a_tracker_hears_the_gradient_of_the_data_and_every_step(network, bayesi
         results.extend(fitted.tracked)
         return Learned(fitted.q, memory)
 
-    run = made(learn, network, bayesian, heads=2)
-    run.learn([task()], noise=Handed())
-    taken = list(steps)
-    assert len(path.heard) == len(taken) == 2 * -(-N // 8)
+    run = made(learn, network, bayesian, heads=2, batch_size=N, epochs=6)
+    run.learn([task()], noise=Constant(), observer=Began())
+    ((step,), (whole,)), rows = (steps, results), torch.arange(N).expand(2, N)
+    layout = step.q.layout
+    assert len(path.heard) == 6
     for k, (q, grad, variance, after) in enumerate(path.heard):
         earlier = path.heard[k - 1][3] if k else path.start
         assert torch.equal(q.mean, earlier.mean)
-        bare, pool = taken[k][0], taken[k][0].pool
-        q = replace(q, layout=bare.q.layout)
-        plain = Step(run.network, q, Fit([], rule=Still), run.settings, pool, find_chain(run.network, pool.x))
-        plain(taken[k][1], Handed())
+        chain = find_chain(run.network, step.pool.x)
+        plain = Step(run.network, replace(q, layout=layout), Fit([], rule=Still), run.settings, step.pool, chain)
+        plain(rows, Constant())
         torch.testing.assert_close(grad, plain.grads.mean, rtol=1e-9, atol=1e-12)
         if bayesian:
             torch.testing.assert_close(variance, plain.grads.variance, rtol=1e-9, atol=1e-12)
             assert torch.equal(q.log_std, earlier.log_std)
         assert not torch.equal(after.mean, q.mean)
-    kept = taken[0][0].buffers()
-    assert all(any(buffer is own for own in kept) for buffer in path.buffers())
+    assert all(any(buffer is own for own in step.buffers()) for buffer in path.buffers())
 
     wanted = sum(-grad * (after.mean - q.mean) for q, grad, _, after in path.heard)
-    layout = taken[0][0].q.layout
-    (whole,) = results
     assert whole.shape == run.network.posterior.mean.shape
     torch.testing.assert_close(run.network.layout.gather(whole, layout), wanted, rtol=1e-9, atol=1e-14)
     assert not run.network.layout.view(whole, "head 1.weight").any()
@@ -366,11 +349,8 @@ def test_a_term_that_is_no_dataclass_is_named():
         def loss(self, q):
             return q.mean.sum(1)
 
-    def learn(memory, round_, s):
-        yield Fit(round_.tasks, terms=[Bare()])
-
     with pytest.raises(evcl.EvclError, match="a term must be a dataclass"):
-        made(learn, bayesian=False).learn([task()])
+        made(fitting(terms=[Bare()]), bayesian=False).learn([task()])
 
 
 def test_a_start_of_ones_own_is_where_a_fit_begins():
@@ -393,14 +373,8 @@ def test_a_start_of_ones_own_is_where_a_fit_begins():
 
 def test_a_method_of_its_own_names_needs_no_more_than_learn():
     """The default memory, terms and predictor: plain training."""
-    found = []
-    for method in (Method("bare", "", bayesian=False), METHODS["naive"]):
-        settings = resolve("bare", method.known_settings, {"epochs": 1})
-        run = Run(evcl.nn.mlp(IN, [OUT]), method, [settings], [0], draw=True, dtype=F64)
-        run.add_head(OUT, 2)
-        run.learn([task()])
-        found.append(run.network.posterior.mean)
-    assert torch.equal(*found)
+    found = [learned(method, [task()]) for method in (Method("bare", "", bayesian=False), METHODS["naive"])]
+    assert torch.equal(*(run.network.posterior.mean for run in found))
 
 
 # --- terms and likelihoods -------------------------------------------------------------------------------------------
@@ -455,11 +429,7 @@ def test_a_likelihood_of_ones_own_may_have_vectors_as_targets(network, replicas)
         def end_epoch(self, progress):
             seen.append(progress.nll.clone())
 
-    def learn(memory, round_, s):
-        fitted = yield Fit(round_.tasks, likelihood=SquaredError())
-        return Learned(fitted.q, memory)
-
-    run = made(learn, network, bayesian=False, epochs=60)
+    run = made(fitting(likelihood=SquaredError()), network, bayesian=False, epochs=60)
     x = task(replicas=replicas).x
     run.learn([TaskData(x, torch.stack([x[..., 0], x[..., 1] - x[..., 2]], 2), 0)], observer=Noted())
     assert bool((seen[-1] < 0.2 * seen[0]).all())

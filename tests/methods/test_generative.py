@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import small_runs
 import torch
+from small_runs import F64
+from test_groups import DIGITS as ALL_DIGITS
+from test_groups import X, covariance, five, groups, learned
+from test_groups import stream as stream_of
 from torch import nn
 from torch.distributions import MultivariateNormal
 from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.randomness import generator
-from evcl._core.settings import resolve
-from evcl.experiments import configure
-from evcl.experiments.run import execute
-from evcl.methods import METHODS, TaskData, class_statistics, counting
+from evcl.experiments import execute
+from evcl.methods import METHODS, TaskData, class_statistics
 from evcl.methods.method import Asked
-from evcl.training import Checkpoints, Run, Stopped
 
-F64 = torch.float64
-DIGITS = evcl.benchmarks.get("split-digits", scenario="class")
-X, Y = (torch.cat([getattr(task.test, name) for task in DIGITS]) for name in "xy")
+DIGITS = ALL_DIGITS["class"]
+Y = torch.cat([task.test.y for task in DIGITS])
+made = partial(small_runs.run_of, hidden=(6,), usual={"epochs": 2, "lr": 0.01})
+classifier = partial(made, "generative-classifier")
 
 
-def blobs(classes, rows=30, inputs=3, seed=0, dtype=F64):
+def blobs(classes, rows=30, inputs=small_runs.INPUTS, seed=0, dtype=F64):
     """Rows of these classes, each around a centre of its own."""
     source = torch.Generator().manual_seed(seed)
     centres = torch.randn(10, inputs, generator=torch.Generator().manual_seed(99), dtype=dtype) * 3
     y = torch.tensor(classes).repeat(rows)
     return centres[y] + torch.randn(len(y), inputs, generator=source, dtype=dtype), y
-
-
-def made(method="generative-classifier", heads=(2, 2), seeds=(0,), network=None, **given):
-    s = resolve(method, METHODS[method].known_settings, {"epochs": 2, "lr": 0.01, **given})
-    run = Run(
-        network or evcl.nn.mlp(3, [6]), METHODS[method], [s] * len(seeds), list(seeds), draw=network is None, dtype=F64
-    )
-    run.add_heads(6, heads)
-    return run
 
 
 def task(head, classes, seed=0, number=0, **options):
@@ -52,21 +48,19 @@ def statistics(run):
 # --- what it computes ------------------------------------------------------------------------------------------------
 
 
-def test_it_is_a_gaussian_per_class_with_a_common_covariance():
-    """By torch's own Gaussian, from all rows at once."""
-    run = made()
-    parts = [task(0, [0, 1]), task(1, [2, 3], seed=1, number=1)]
+@pytest.mark.parametrize("rows", [30, 600])
+def test_it_is_a_gaussian_per_class_with_a_common_covariance(rows):
+    """By torch's own Gaussian, from all rows at once. Of a large task one fold in five is held out."""
+    run = classifier()
+    parts = [task(0, [0, 1], rows=rows), task(1, [2, 3], seed=1, number=1, rows=rows)]
     for one in parts:
         run.learn([one])
     found, x = statistics(run), blobs([0, 1, 2, 3], 5, seed=7)[0]
     f = [class_statistics.units(one.x[0], found.common, 0, 0) for one in parts]
     each = [f[k][parts[k].y[0] == c] for k in range(2) for c in range(2)]
     centred = torch.cat([one - one.mean(0) for one in each])
-    scatter = centred.T @ centred
-    k = class_statistics.ADDED * len(scatter)
-    scatter += k * scatter.diagonal().mean() / len(centred) * torch.eye(len(scatter), dtype=F64)
-    covariance, new = scatter / (len(centred) + k), class_statistics.units(x, found.common, 0, 0)
-    wanted = torch.stack([MultivariateNormal(one.mean(0), covariance).log_prob(new) for one in each], 1)
+    shared, new = covariance(centred.T @ centred, len(centred)), class_statistics.units(x, found.common, 0, 0)
+    wanted = torch.stack([MultivariateNormal(one.mean(0), shared).log_prob(new) for one in each], 1)
     wanted = (wanted + torch.tensor([len(one) for one in each]).log()) / found.temperature
     scores = torch.cat(run.log_joint(x.unsqueeze(0), [0, 1]), 2)[0]
     torch.testing.assert_close(scores.log_softmax(1), wanted.log_softmax(1))
@@ -90,27 +84,13 @@ def test_the_order_of_the_rows_and_their_cut_into_tasks_do_not_matter(method):
         torch.testing.assert_close(other.common["scatter"], ends[0].common["scatter"])
 
 
-def test_a_large_task_is_counted_once(monkeypatch):
-    """Above a number of rows, the fold that is held out is added afterwards instead of counting all rows again."""
-    one = task(0, [0, 1, 2])
-    ends = []
-    for many in (1000, 20):
-        monkeypatch.setattr(counting, "MANY", many)
-        run = made(heads=(3,))
-        run.learn([one])
-        ends.append(statistics(run))
-    assert float(ends[0].classes[0][0, :, 0].sum()) == 90
-    torch.testing.assert_close(ends[0].classes[0], ends[1].classes[0])
-    torch.testing.assert_close(ends[0].common["scatter"], ends[1].common["scatter"])
-
-
 def test_weights_of_examples_count_as_so_many_rows():
     x, y = blobs([0, 1], 15)
     twice = TaskData(torch.cat([x, x[y == 0]]).unsqueeze(0), torch.cat([y, y[y == 0]]).unsqueeze(0), 0)
     weighted = TaskData(x.unsqueeze(0), y.unsqueeze(0), 0, torch.where(y == 0, 2.0, 1.0).to(F64).unsqueeze(0))
     ends = []
     for one in (twice, weighted):
-        run = made(heads=(2,))
+        run = classifier(heads=(2,))
         run.learn([task(0, [0, 1], seed=5)])
         run.learn([one])
         ends.append(statistics(run))
@@ -119,7 +99,7 @@ def test_weights_of_examples_count_as_so_many_rows():
 
 
 def test_a_class_without_rows_is_never_predicted():
-    run = made(heads=(4,))
+    run = classifier(heads=(4,))
     run.learn([task(0, [0, 1])])
     p = run.predict(blobs([0, 1], 5)[0].unsqueeze(0), 0)
     assert float(p[:, :, 2:].max()) == 0
@@ -127,57 +107,44 @@ def test_a_class_without_rows_is_never_predicted():
 
 
 def test_the_temperature_makes_it_honest():
-    found = execute(configure("split-digits", "generative-classifier", given={"scenario": "class"}))
+    found = execute(stream_of("generative-classifier", scenario="class"))
     assert found.average_accuracy.mean > 0.95
     assert found.nll.mean < 0.2
     assert found.ece.mean < 0.04
 
 
-def test_images_have_convolutions_and_a_fixed_trunk_its_own_features():
-    x = torch.randn(1, 40, 1, 12, 12, generator=torch.Generator().manual_seed(0), dtype=F64)
-    y = torch.arange(40).unsqueeze(0) % 2
-    x[0, y[0] == 1, :, :, :6] += 1
+@pytest.mark.parametrize("shape", [(1, 9, 9), (40,), (300,)])
+def test_features_and_scatter_in_pieces_are_those_of_all_rows_at_once(shape):
+    """Of images, convolutions; of other inputs, and of what a fixed trunk puts out, random units."""
+    x = torch.rand(1, 2100, *shape, generator=generator(0, "x"), dtype=F64)
+    y, fixed = torch.arange(2100).unsqueeze(0) % 2, shape == (300,)
+    x[0, y[0] == 1, ..., :6] += 1
     with torch.random.fork_rng():
-        networks = [nn.Sequential(nn.Flatten(), nn.Linear(144, 6)) for _ in range(2)]
-    run = made(heads=(2,), network=networks[0])
-    run.learn([TaskData(x, y, 0)])
-    assert statistics(run).common["scatter"].shape[1] == 128 * 129 // 2
-    assert float((run.predict(x, 0).argmax(2) == y).double().mean()) > 0.9
-    s = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
-    run = Run(networks[1], METHODS["evcl"], [s], [0], draw=False, dtype=F64, only=[])
-    run.add_heads(6, [2])
-    run.learn([TaskData(x, y, 0)])
-    assert statistics(run).common["centre"].shape == (1, 6)
-    assert run.evidence(x, [0]).shape == (1, 40, 1)
-
-
-@pytest.mark.parametrize("shape", [(1, 9, 9), (40,)])
-def test_features_and_scatter_in_pieces_are_those_of_all_rows_at_once(shape, monkeypatch):
-    monkeypatch.setattr(class_statistics, "CACHED", 3000)  # 4 images
-    monkeypatch.setattr(counting, "BLOCK", 50)  # of 128 columns
-    for module in (class_statistics, counting):
-        monkeypatch.setattr(module, "CHUNK", 32)
-    x = torch.rand(1, 70, *shape, generator=torch.Generator().manual_seed(0), dtype=F64)
-    y = torch.arange(70).unsqueeze(0) % 2
-    run = made(network=nn.Sequential(nn.Flatten(), skip_init(nn.Linear, x[0, 0].numel(), 6)))
+        network = nn.Sequential(nn.Flatten(), nn.Linear(x[0, 0].numel(), 300))
+    given = {"options": {"draw": False, "only": []}} if fixed else {}
+    run = made("evcl" if fixed else "generative-classifier", network=network, features=300, **given)
     run.learn([TaskData(x, y, 0)])
     common = statistics(run).common
-    z = (x[0] - common["centre"][0].view(shape)) / common["scale"][0]
-    source = generator(0, "features")
+    if fixed:
+        x = evcl.nn.outputs(run.network, run.network.posterior.mean, run.network.layout, x, [])
+    width = len(class_statistics.square(common["scatter"][0]))
+    z, source = (x[0] - common["centre"][0].view(shape)) / common["scale"][0], generator(0, "features")
     if len(shape) == 3:
-        filters = torch.randn(8, 1, 7, 7, generator=source).double()
+        filters = torch.randn(width // 16, 1, 7, 7, generator=source).double()
         filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
         f = nn.functional.adaptive_avg_pool2d(nn.functional.conv2d(z, filters, padding=3).relu(), 4).flatten(1)
     else:
-        f = z @ (torch.randn(40, 128, generator=source) / 40**0.5).double()
-        f = (f + torch.randn(128, generator=source).double()).relu()
+        f = z @ (torch.randn(*shape, width, generator=source) / shape[0] ** 0.5).double()
+        f = (f + torch.randn(width, generator=source).double()).relu()
     torch.testing.assert_close(class_statistics.units(x[0], common, 0, 0), f)
     apart = torch.cat([f[y[0] == c] - f[y[0] == c].mean(0) for c in range(2)])
     torch.testing.assert_close(class_statistics.square(common["scatter"][0]), apart.T @ apart)
+    if not fixed:
+        assert float((run.predict(x, 0).argmax(2) == y).double().mean()) > 0.9
 
 
 def test_statistics_that_do_not_fit_are_refused():
-    run = made(heads=(2,))
+    run = classifier(heads=(2,))
     run.learn([task(0, [0, 1])])
     good = statistics(run)
     asked = Asked(run.network, blobs([0], 2)[0].unsqueeze(0), [0], [0])
@@ -193,14 +160,16 @@ def test_statistics_that_do_not_fit_are_refused():
 def adapted():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return evcl.nn.LoRA(rank=2)(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 6)))
+        return evcl.nn.LoRA(rank=2)(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6)))
 
 
 @pytest.mark.parametrize("network", [None, adapted], ids=["trained", "adapters"])
 def test_replicas_side_by_side_are_each_alone(network):
     parts = [task(0, [0, 1]), task(1, [2, 3], seed=1, number=1)]
     each = ((3, 4), (3,), (4,))
-    together, *alone = (made("evcl", seeds=seeds, network=network and network()) for seeds in each)
+    together, *alone = (
+        made("evcl", seeds=seeds, network=network and network(), options={"draw": network is None}) for seeds in each
+    )
     for run in (together, *alone):
         for one in parts:
             run.learn([one])
@@ -215,16 +184,9 @@ def test_replicas_side_by_side_are_each_alone(network):
 # --- new classes in one head -----------------------------------------------------------------------------------------
 
 
-def learned(shared=True, tasks=DIGITS, **given):
-    learner = evcl.EVCL(evcl.nn.mlp(64, [50]), **{"epochs": 10, **given})
-    for k, one in enumerate(tasks):
-        learner.learn((one.train.x, one.train.y), str(k), "0" if shared and k else "new")
-    return learner
-
-
 @pytest.fixture(scope="module")
 def learner():
-    return learned()
+    return five("class")
 
 
 def test_new_classes_do_not_silence_the_old_ones(learner):
@@ -232,30 +194,29 @@ def test_new_classes_do_not_silence_the_old_ones(learner):
     assert learner.measure((X, Y)).ece < 0.06
     assert learner.classes() == tuple(range(10))
     with pytest.warns(evcl.ForgettingWarning, match=r"task '1' has no rows of 0, 1, which its head knows"):
-        silenced = learned(tasks=DIGITS[:2], one_softmax=True)
+        silenced = learned(DIGITS[:2], one_softmax=True)
     assert silenced.measure((DIGITS[0].test.x, DIGITS[0].test.y)).accuracy < 0.5
 
 
-def test_the_trunk_is_computed_once_for_all_groups(learner, monkeypatch):
+def test_the_trunk_is_computed_once_for_all_groups(learner):
     """And every group says what it says alone, bit for bit."""
-    run, ((name, groups),) = learner.parts.run, learner.parts.session.groups.items()
-    alone = [run.predict(X.unsqueeze(0), group.number) for group in groups]
-    passes, forward = [], evcl.nn.BayesianNetwork.forward
-    monkeypatch.setattr(evcl.nn.BayesianNetwork, "forward", lambda own, x: (passes.append(len(x)), forward(own, x))[1])
-    together = run.predict_each(X.unsqueeze(0), [group.number for group in groups])
+    run, ((name, own),) = learner.parts.run, learner.parts.session.groups.items()
+    alone = [run.predict(X.unsqueeze(0), group.number) for group in own]
+    passes = []
+    hook = run.network.register_forward_pre_hook(lambda network, args: passes.append(len(args[0])))
+    together = run.predict_each(X.unsqueeze(0), [group.number for group in own])
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
-    assert len(groups) == 5
-    draws = learner.settings.predict_samples
-    assert len(passes) == draws
+    assert (len(own), len(passes)) == (5, learner.settings.predict_samples)
     passes.clear()
     p = learner.predict_proba(X)
-    assert len([rows for rows in passes if rows > 1]) == draws  # one row tries whether the network takes it
+    hook.remove()
+    assert len([rows for rows in passes if rows > 1]) == learner.settings.predict_samples  # one row tries the network
     assert torch.equal(p, learner.parts.session.mixed(X.unsqueeze(0), name, alone)[0])
 
 
 def test_given_the_group_it_is_task_incremental_evcl(learner):
     """So adding classes changes the odds of old classes of a group only as far as another task with a head would."""
-    apart = learned(shared=False)
+    apart = learned(DIGITS, shared=False)
     p = learner.predict_proba(X)
     for k in range(5):
         own = p[:, 2 * k : 2 * k + 2]
@@ -264,53 +225,9 @@ def test_given_the_group_it_is_task_incremental_evcl(learner):
     assert torch.equal(*means)
 
 
-def test_the_uncertainty_adds_up(learner):
-    found = learner.predictions(X)
-    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(len(X)))
-    torch.testing.assert_close(found.probabilities, learner.predict_proba(X))
-    torch.testing.assert_close(found.entropy, torch.special.entr(found.probabilities).sum(1))
-    assert float(found.epistemic.min()) > -1e-6
-    wrong = found.labels != Y
-    assert float(found.entropy[wrong].mean()) > 3 * float(found.entropy[~wrong].mean())
-
-
-def test_it_is_saved_and_goes_on(learner, tmp_path):
-    learner.save(tmp_path / "m")
-    back = evcl.load(tmp_path / "m")
-    assert torch.equal(back.predict_proba(X), learner.predict_proba(X))
-    one = DIGITS[0].train
-    more = torch.cat([one.x[:60], DIGITS[4].train.x[:60]]), torch.cat([one.y[:60], DIGITS[4].train.y[:60]])
-    states = []
-    for path in ("m", "n"):  # a task with rows of two groups
-        back = evcl.load(tmp_path / path) if path == "m" else back
-        if path == "m":
-            back.learn(more, "more", "0", epochs=2)
-            back.save(tmp_path / "n")
-            states.append(back.parts.run.tensors())
-        else:
-            states.append(evcl.load(tmp_path / "n").parts.run.tensors())
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert back.measure((X, Y)).accuracy > 0.9
-    assert back.parts.run.seen == (0, 1, 2, 3, 4, 0, 4)
-
-
-def test_a_failed_task_leaves_no_group(learner):
-    before = learner.predict_proba(X)
-
-    class Fails(evcl.Callback):
-        def end_epoch(self, epoch):
-            raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        learner.learn((X[:40], Y[:40] + 10), "eleven", "0", callbacks=[Fails()])
-    assert learner.classes() == tuple(range(10))
-    assert torch.equal(learner.predict_proba(X), before)
-
-
 def test_one_class_at_a_time():
     """The network has nothing to tell apart, and the likelihoods do everything."""
-    learner = evcl.EVCL(evcl.nn.mlp(3, [8]), epochs=3)
+    learner = evcl.EVCL(evcl.nn.mlp(5, [8]), epochs=3)
     learner.learn(blobs([0, 1], dtype=torch.float32), "0")
     for c in (2, 3):
         learner.learn(blobs([c], seed=c, dtype=torch.float32), str(c), "0")
@@ -332,10 +249,10 @@ def test_classes_named_in_advance_are_new_when_their_rows_come():
 
 def test_new_classes_beside_old_ones_join_them():
     x, y = blobs([0, 1], dtype=torch.float32)
-    learner = evcl.EVCL(evcl.nn.mlp(3, [8]), epochs=30, lr=0.02)
+    learner = evcl.EVCL(evcl.nn.mlp(5, [8]), epochs=30, lr=0.02)
     learner.learn((x, y), "0")
     learner.learn(blobs([0, 1, 2], seed=1, dtype=torch.float32), "1", "0")
-    assert len(learner.parts.session.groups["0"]) == 1
+    assert len(groups(learner)) == 1
     assert learner.measure(blobs([0, 1, 2], seed=2, dtype=torch.float32)).accuracy > 0.9
 
 
@@ -374,7 +291,7 @@ def test_tokens_have_no_likelihood():
     learner.learn((x, x[:, 0] % 2), "0")
     with pytest.warns(evcl.ForgettingWarning):
         learner.learn((x, 2 + x[:, 1] % 2), "1", "0")
-    assert len(learner.parts.session.groups["0"]) == 1
+    assert len(groups(learner)) == 1
     other = evcl.Learner(trunk, "generative-classifier")
     with pytest.raises(evcl.EvclError, match="cannot be learned from tokens"):
         other.learn((x, x[:, 0] % 2), "0")
@@ -383,36 +300,7 @@ def test_tokens_have_no_likelihood():
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def stream(method, seeds=(0,), **given):
-    given = {"scenario": "class", "epochs": 5, **given}
-    return configure("split-digits", method, "default", seeds, tasks=3, given=given)
-
-
-class StopAfter:
-    """Asks a run to stop once it has been asked a few times."""
-
-    def __init__(self, times):
-        self.times = times
-
-    def __call__(self):
-        self.times -= 1
-        return self.times < 0
-
-
-@pytest.mark.full
-def test_a_stream_of_new_classes_is_interrupted_and_resumed(tmp_path):
-    whole = execute(stream("evcl", (0, 1)))
-    assert whole.average_accuracy.mean > 0.9
-    stops, found = 0, None
-    while found is None and stops < 30:
-        try:
-            found = execute(stream("evcl", (0, 1)), checkpoints=Checkpoints(tmp_path, 0, True, StopAfter(7)))
-        except Stopped:
-            stops += 1
-    assert stops > 1
-    assert (found.accuracy, found.nll) == (whole.accuracy, whole.nll)
-    alone = [execute(stream("evcl", (seed,))) for seed in (0, 1)]
-    assert [one.accuracy[0] for one in alone] == whole.accuracy
+stream = partial(stream_of, scenario="class")
 
 
 def test_the_task_is_inferred_and_measured():
@@ -427,7 +315,7 @@ def test_the_task_is_inferred_and_measured():
 
 
 def test_a_learner_infers_the_task_by_likelihood_too():
-    learner = learned(shared=False, tasks=DIGITS[:3])
+    learner = learned(DIGITS[:3], shared=False)
     rows = Y < 6
     found = learner.predictions(X[rows], "infer")
     assert float((found.labels == Y[rows]).double().mean()) > 0.9
@@ -508,17 +396,16 @@ def test_tasks_that_share_a_class_do_not_silence_the_others():
     for k, some in enumerate(([0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [8, 9, 0])):
         rows = torch.isin(y, torch.tensor(some))
         learner.learn((x[rows], y[rows]), str(k), "0" if k else "new")
-    groups = [group.classes for group in learner.parts.session.groups["0"]]
-    assert groups == [[0, 1, 2], [3, 4], [5, 6], [7, 8], [9]]
+    assert [group.classes for group in groups(learner)] == [[0, 1, 2], [3, 4], [5, 6], [7, 8], [9]]
     assert learner.measure(whole.test, "0").accuracy > 0.9  # in one softmax, 0.6
     joined = evcl.EVCL(evcl.nn.mlp(64, [8]), epochs=1)
     for k, some in enumerate(([0, 1, 2], [1, 2, 3])):
         rows = torch.isin(y, torch.tensor(some))
         joined.learn((x[rows], y[rows]), str(k), "0" if k else "new")
-    assert [group.classes for group in joined.parts.session.groups["0"]] == [[0, 1, 2, 3]]
+    assert [group.classes for group in groups(joined)] == [[0, 1, 2, 3]]
     again = evcl.EVCL(evcl.nn.mlp(64, [8]), epochs=1)
     for k, some in enumerate(([0, 1, 2], [2, 3, 4])):
         rows = torch.isin(y, torch.tensor(some))
         data = torch.utils.data.TensorDataset(x[rows], y[rows])
         again.learn(data, task=str(k), head="0" if k else "new", reread=True)  # its rows cannot be divided
-    assert [group.classes for group in again.parts.session.groups["0"]] == [[0, 1, 2, 3, 4]]
+    assert [group.classes for group in groups(again)] == [[0, 1, 2, 3, 4]]

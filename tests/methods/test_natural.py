@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
+from small_runs import F64, INPUTS, Handed
 from torch import nn
 
 import evcl
@@ -17,48 +22,16 @@ from evcl.methods.ivon import IvonRule
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
 from evcl.targets.likelihood import Likelihood
-from evcl.training import Pool, Run
+from evcl.training import Pool
 
-F64 = torch.float64
-INPUTS, N = 5, 20
-
-
-class Handed:
-    """Noise that is a function of the number of draws before it, so that a reference can draw the same."""
-
-    def __init__(self, size=1.0):
-        self.size, self.turn = size, 0
-
-    def normal_(self, out):
-        self.turn += 1
-        source = generator(0, "handed", self.turn)
-        drawn = torch.randn(out.shape[1:], generator=source, dtype=F64)
-        return out.copy_(self.size * drawn.expand_as(out))
-
-    def shared(self):
-        return self
+N = 20
+USUAL = {"lr_schedule": "constant", "batch_size": N, "prior_std": 0.5, "init_std": 0.2}
+run_of = partial(small_runs.run_of, hidden=(4,), heads=(3,), usual=USUAL)
+logistic = partial(run_of, network=nn.Flatten(), features=INPUTS)  # a head alone
 
 
-def task(number, n=N, head=0, weights=False):
-    x = torch.randn(1, n, INPUTS, generator=generator(7, "x", number), dtype=F64)
-    y = (x[:, :, number] + 0.3 * x[:, :, 4] > 0).long() + (x[:, :, 3] > 0.5).long()
-    counts = torch.linspace(0.5, 1.5, n, dtype=F64).unsqueeze(0) if weights else None
-    return TaskData(x, y, head, counts, number)
-
-
-def steady(known):
-    """A constant learning rate, for methods that have one."""
-    return {"lr_schedule": "constant"} if "lr_schedule" in known else {}
-
-
-def run_of(method, hidden=(4,), replicas=1, heads=(3,), **given):
-    known = METHODS[method].known_settings
-    given = {**steady(known), "batch_size": N, "prior_std": 0.5, "init_std": 0.2, **given}
-    network = evcl.nn.mlp(INPUTS, list(hidden)) if hidden else nn.Flatten()  # a head alone: logistic regression
-    settings = [resolve(method, known, given)] * replicas
-    run = Run(network, METHODS[method], settings, range(replicas), draw=True, dtype=F64)
-    run.add_heads(hidden[-1] if hidden else INPUTS, list(heads))
-    return run
+def task(number, examples=N, head=0):
+    return small_runs.task(number, head, examples, classes=3)
 
 
 def logits(run, theta, x):
@@ -104,7 +77,8 @@ def start(run):
 @pytest.mark.parametrize("kind", ["empirical", "exact"])
 @pytest.mark.parametrize("weights", [False, True])
 def test_a_steps_curvature_is_that_of_its_examples_one_by_one(kind, weights):
-    run, one = run_of("vogn", replicas=2), task(0, weights=weights)
+    run, one = run_of("vogn", replicas=2), task(0)
+    one = replace(one, weights=torch.linspace(0.5, 1.5, N, dtype=F64).unsqueeze(0)) if weights else one
     layout, theta = run.network.layout, run.network.posterior.mean
     rows = torch.stack([torch.arange(7), torch.arange(7) + 5])
     gradient, squares = torch.empty_like(theta), torch.empty_like(theta)
@@ -200,7 +174,7 @@ def test_vogns_precision_settles_at_that_of_the_data_and_the_prior(tempering):
 
 
 def test_vogns_mean_settles_at_the_optimum_of_logistic_regression():
-    run = run_of("vogn", hidden=(), tempering=1.0, lr=0.3, momentum=0.0, epochs=200)
+    run = logistic("vogn", tempering=1.0, lr=0.3, momentum=0.0, epochs=200)
     one = task(0)
     run.learn([one], noise=Handed(0.0))
     mu, _ = start(run)
@@ -300,7 +274,7 @@ def test_the_diagonal_filter_is_a_loop_over_batches(inner, epochs):
 
 def test_with_all_rows_the_filter_keeps_the_whole_precision():
     """Of logistic regression, over two tasks: L = 1/s I + sum of the Fishers of the batches, each where it was met."""
-    run = run_of("ekf", hidden=(), batch_size=4, rank=INPUTS * 3 + 3)
+    run = logistic("ekf", batch_size=4, rank=INPUTS * 3 + 3)
     size = run.network.layout.size
     mu, precision = run.network.posterior.mean[0].clone(), 4 * torch.eye(size, dtype=F64)
     for k in range(2):
@@ -337,7 +311,7 @@ def test_of_linear_regression_it_is_the_exact_posterior(whole, batch_size, gener
     """Over two tasks, whatever the batches: that of all rows at once. With a diagonal precision, it is the filter that
     keeps the diagonal after each batch.
     """
-    run = run_of("ekf", hidden=(), heads=(1,), batch_size=batch_size, rank=INPUTS + 1 if whole else 0)
+    run = logistic("ekf", heads=(1,), batch_size=batch_size, rank=INPUTS + 1 if whole else 0)
     run.likelihood = UnitNoise()
     mean, before = run.network.posterior.mean[0].clone(), 4 * torch.eye(INPUTS + 1, dtype=F64)
     seen, mu, precision = [], mean, before

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_natural import F64, INPUTS, Handed, N, gradients, run_of, start, task
+from small_runs import F64, INPUTS, Handed
+from test_natural import N, gradients, logistic, run_of, start, task
 from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
-from evcl._core.settings import resolve
 from evcl.curvature import Sample, fisher
-from evcl.methods import METHODS
 from evcl.methods.noisy_kfac import LayerPosterior, damped
 from evcl.nn import Layout
 from evcl.posterior.kronecker import Block
-from evcl.training import Run
 
 BETA, PRIOR = 0.3, 0.25  # the variance of the first prior is that of `run_of`
 
@@ -157,7 +155,7 @@ STILL = {"lr": 1e-9, "tempering": BETA, "factor_every": 1, "inverse_every": 1, "
 
 def test_the_precision_after_a_task_is_the_priors_and_the_datas():
     """Of one linear layer whose curvature does not change; the same data twice count twice."""
-    run = run_of("noisy-kfac", hidden=(), **STILL)
+    run = logistic("noisy-kfac", **STILL)
     one = task(0)
     for times in (1, 2):
         run.learn([one], noise=Handed(0.0))
@@ -178,9 +176,7 @@ def test_the_precision_after_a_task_is_the_priors_and_the_datas():
 def test_weights_without_factors_have_a_diagonal_precision():
     """Those of a norm: N h / beta of every task, and the first prior's."""
     network = nn.Sequential(skip_init(nn.Linear, INPUTS, 4), nn.LayerNorm(4), nn.ReLU())
-    s = resolve("noisy-kfac", METHODS["noisy-kfac"].known_settings, {"batch_size": N, "prior_std": 0.5, **STILL})
-    run = Run(network, METHODS["noisy-kfac"], [s], [0], draw=True, dtype=F64)
-    run.add_heads(4, [3])
+    run = run_of("noisy-kfac", network=network, **STILL)
     layout, precision = run.network.layout, 1 / PRIOR
     for k in range(2):
         one = task(k)

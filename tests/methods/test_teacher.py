@@ -7,39 +7,33 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
+from small_runs import F64, HIDDEN, INPUTS, fisher_by_definition, logits, named, plain
 
 import evcl
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, Elastic, Fitted, Round, TaskData
-from evcl.methods.label_noise import RIDGE, _error, label_noise, tempering
+from evcl.methods import Elastic, Fitted, TaskData
+from evcl.methods.label_noise import RIDGE, label_noise, tempering
 from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, more_rows, protection, unlearned
 from evcl.methods.vcl import kl
 from evcl.nn import Gaussian, he_std, outputs
-from evcl.targets import CATEGORICAL
-from evcl.training import Run
-
-F64 = torch.float64
 
 
-def run_of(method="evcl", classes=(3, 3), replicas=1, **given):
-    s = resolve(method, METHODS[method].known_settings, {"epochs": 3, "batch_size": 8, **given})
-    run = Run(evcl.nn.mlp(4, [5]), METHODS[method], [s] * replicas, range(replicas), draw=True, dtype=F64)
-    for count in classes:
-        run.add_head(5, count)
+def run_of(method="evcl", classes=(3, 3), **given):
+    run = small_runs.run_of(method, heads=classes, usual={"epochs": 3, "batch_size": 8}, **given)
     return run, run.settings
 
 
-def rows(head, n=40, seed=0, classes=3):
+def rows(head, n=40, seed=0, classes=3, inputs=INPUTS):
     source = torch.Generator().manual_seed(seed)
-    x = torch.randn(1, n, 4, generator=source, dtype=F64)
+    x = torch.randn(1, n, inputs, generator=source, dtype=F64)
     return TaskData(x, (x[..., 0] > 0).long() + (x[..., 1] > 0).long() * (classes > 2), head)
 
 
 def round_of(run, task, seen):
-    return Round(1, [task], run.network, run.network.posterior, seen, run.seeds, CATEGORICAL)
+    return small_runs.round_of(run, [task], 1, seen)
 
 
 def counted(**of):
@@ -110,6 +104,14 @@ def test_what_other_heads_have_learned_is_held_in_any_case():
     assert 1 - float(both.elastic) == pytest.approx((1 - float(alone.elastic)) / 4)
 
 
+def first_std(run):
+    """The first prior's: the trunk's layer has other inputs than the heads."""
+    found = torch.full_like(run.network.posterior.mean, he_std(HIDDEN))
+    for name in run.network.trunk_names:
+        found[:, run.network.layout.spans[name]] = he_std(INPUTS)
+    return found
+
+
 @pytest.mark.parametrize("given", [{}, {"prior_std": 0.3}])
 def test_a_posterior_that_lets_go_is_nearer_to_the_first_prior(given):
     """Precisions are mixed, and the means stay."""
@@ -120,10 +122,7 @@ def test_a_posterior_that_lets_go_is_nearer_to_the_first_prior(given):
     term = kl(prior, s.tempering, run.memory.beta, past, round_of(run, task, [0]), s)
     share = float(past.prior)
     assert 0 < share < 1
-    first = torch.full_like(prior.mean, he_std(5) if not given else 0.3)
-    if not given:  # the trunk's layer has 4 inputs, and the heads 5
-        for name in run.network.trunk_names:
-            first[:, run.network.layout.spans[name]] = he_std(4)
+    first = first_std(run) if not given else torch.full_like(prior.mean, 0.3)
     wanted = share * prior.log_std.mul(-2).exp() + (1 - share) * first**-2
     torch.testing.assert_close(term.prior.log_std.mul(-2).exp(), wanted)
     assert torch.equal(term.prior.mean, prior.mean)
@@ -142,30 +141,29 @@ def test_without_distillation_nothing_is_asked_and_everything_held():
     assert term.weight == s.tempering / 40
 
 
-def test_a_row_is_predicted_from_the_others():
-    """The closed form, against ridge regressions that leave out a row each."""
-    task = rows(0, 12)
-    x = task.x[0] - task.x[0].mean(0)
-    labels = F.one_hot(task.y[0], 3).to(F64)
-    scale = x.square().sum(1).mean()
-    wide = torch.cat([x, scale.sqrt().expand(12, 1)], 1)  # the last is the bias
-    wrong = []
-    for i in range(12):
-        a, b = (torch.cat([t[:i], t[i + 1 :]]) for t in (wide, labels))
-        w = torch.linalg.solve(a.T @ a + RIDGE * scale * torch.eye(a.shape[1], dtype=F64), a.T @ b)
-        wrong.append(int((wide[i] @ w).argmax() != task.y[0, i]))
-    assert float(_error(task.x, labels.unsqueeze(0))) == pytest.approx(sum(wrong) / 12)
+@pytest.mark.parametrize("inputs", [INPUTS, 5000])
+def test_label_noise_is_how_badly_a_row_is_predicted_from_the_others(inputs):
+    """The closed form, against ridge regressions that leave out a row each; many inputs are taken in pieces."""
+    run, _ = run_of(network=torch.nn.Flatten(), features=inputs)
+    task, n = rows(0, 30, inputs=inputs), 30
+    x, labels = task.x[0] - task.x[0].mean(0), F.one_hot(task.y[0], 3).to(F64)
+    scale, wrong = x.square().sum(1).mean(), 0
+    kernel = x @ x.T + scale  # of a bias
+    for i in range(n):
+        rest = torch.arange(n) != i
+        own = kernel[rest][:, rest] + RIDGE * scale * torch.eye(n - 1, dtype=F64)
+        wrong += int((kernel[i, rest] @ torch.linalg.solve(own, labels[rest])).argmax() != task.y[0, i])
+    by_chance = 1 - float(labels.mean(0).max())
+    assert 0 < wrong < n
+    assert float(label_noise(task, round_of(run, task, []))) == pytest.approx(min(1.0, wrong / n / by_chance))
 
 
-def test_label_noise_bears_wide_inputs_and_numbers_that_overflow(monkeypatch):
-    task = rows(0, 100, classes=2)
-    labels = F.one_hot(task.y, 2).to(F64)
-    whole = float(_error(task.x, labels))
-    monkeypatch.setattr("evcl.methods.label_noise.COLUMNS", 3)  # in pieces it is the same
-    assert float(_error(task.x, labels)) == whole
+def test_label_noise_bears_numbers_that_overflow():
+    run, _ = run_of()
+    task = rows(0, 100)
     broken = torch.where(torch.arange(100).view(1, -1, 1) == 7, torch.inf, task.x)
-    assert 0 <= float(_error(broken, labels)) <= 1
-    assert 0 <= float(_error(torch.zeros_like(task.x), labels)) <= 1
+    for x in (broken, torch.zeros_like(broken)):
+        assert 0 <= float(label_noise(replace(task, x=x), round_of(run, task, []))) <= 1
 
 
 def test_clear_labels_have_no_noise_and_drawn_ones_have():
@@ -201,9 +199,7 @@ def test_the_past_counts_once_whatever_its_tempering():
     past = protection(run.memory.rows, round_of(run, task, [0]), s)
     before = float(run.memory.beta[0])
     term = kl(prior, 3 * before, run.memory.beta, past, round_of(run, task, [0]), s)
-    first = torch.full_like(prior.mean, he_std(5))
-    for name in run.network.trunk_names:
-        first[:, run.network.layout.spans[name]] = he_std(4)
+    first = first_std(run)
     added = prior.log_std.mul(-2).exp() - first**-2
     wanted = first**-2 + added.clamp_min(0) / 3
     for name in ("head 1.weight", "head 1.bias"):  # which is not trained now
@@ -237,9 +233,7 @@ def test_a_strength_of_one_is_what_laplace_says():
     x = torch.randn(1, n_old, 4, generator=torch.Generator().manual_seed(3), dtype=F64)
     y = (x[..., 0] + 0.5 * x[..., 1] > 0).long()
     given = {"epochs": 20, "fisher_temperature": 1.0, "fisher_spread": 0.0, "strength": 1.0}
-    s = resolve("ewc", METHODS["ewc"].known_settings, given)
-    run = Run(torch.nn.Flatten(), METHODS["ewc"], [s], [0], draw=True, dtype=F64)
-    run.add_head(4, 2)
+    run, s = run_of("ewc", [2], network=torch.nn.Flatten(), features=4, **given)
     run.learn([TaskData(x, y, 0)])
     weight, bias = (run.network.layout.view(run.network.posterior.mean, f"head 0.{p}")[0] for p in ("weight", "bias"))
 
@@ -248,7 +242,7 @@ def test_a_strength_of_one_is_what_laplace_says():
 
     hessian = torch.autograd.functional.hessian(nll, torch.cat([weight.flatten(), bias]))
     task = TaskData(x[:, :n_new], y[:, :n_new], 0)
-    fit = next(METHODS["ewc"].learn(run.memory, round_of(run, task, [0]), s))
+    fit = next(run.method.learn(run.memory, round_of(run, task, [0]), s))
     (term,) = (term for term in fit.terms if isinstance(term, Elastic))
     torch.testing.assert_close(n_new * term.importance[0], hessian.diagonal())
 
@@ -284,23 +278,6 @@ def test_epistemic_uncertainty_falls_with_every_row_learned():
     assert found[0] > 2 * found[-1] > 0
 
 
-def autograd_fisher(network, layout, mean, x, head, temperature):
-    """The diagonal Fisher by its definition: every example, every class, one backward pass each."""
-    total = torch.zeros_like(mean)
-    for i in range(x.shape[1]):
-        with torch.enable_grad():
-            point = mean.detach().clone().requires_grad_()
-            parts = {name: part[0] for name, part in layout.views(point).items()}
-            weight, bias = (parts[name] for name in network.trunk_names)
-            hidden = F.linear(x[0, i], weight, bias).relu()
-            z = F.linear(hidden, parts[f"head {head}.weight"], parts[f"head {head}.bias"])
-            log_p = (z / temperature).log_softmax(0)
-            for c in range(len(log_p)):
-                (grad,) = torch.autograd.grad(log_p[c], point, retain_graph=True)
-                total += log_p[c].exp().detach() * grad.square()
-    return total / x.shape[1]
-
-
 def test_of_the_precision_that_a_fit_added_only_the_part_of_the_labels_stays():
     run, s = run_of(classes=(3, 2))
     task, layout = rows(1, n=15, classes=2), run.network.layout
@@ -313,13 +290,18 @@ def test_of_the_precision_that_a_fit_added_only_the_part_of_the_labels_stays():
     fitted = Fitted(run.network, q, q, layout, torch.ones_like(prior.mean[0]))
     found = unlearned(fitted, prior, past, round_).q.log_std
 
-    labels = autograd_fisher(run.network, layout, prior.mean, task.x, 1, 1.0)
-    taught = s.distill * 3 * 4 * autograd_fisher(run.network, layout, prior.mean, task.x, 0, 2.0)  # n_0 / n, T^2
-    r = torch.where(taught > 0, labels / (labels + taught), 1.0)
-    precision = math.exp(4) + r * (math.exp(6) - math.exp(4))
-    wanted = -0.5 * precision.log()
-    wanted[:, :3] = -1.0
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    network = plain(run)
+    weights, wanted = dict(network.named_parameters()), {}
+    labels, taught = (
+        fisher_by_definition(weights, lambda x, k=k, t=t: logits(network, x, k) / t, task.x[0])
+        for k, t in ((1, 1), (0, 2))
+    )
+    for name, own in labels.items():
+        r = torch.where(taught[name] > 0, own / (own + s.distill * 3 * 4 * taught[name]), 1.0)  # n_0 / n, T^2
+        wanted[name] = -0.5 * (math.exp(4) + r * (math.exp(6) - math.exp(4))).log()
+    kept = named(run, log_std)
+    wanted = {name: torch.where(kept[name] == -1, -1.0, value) for name, value in wanted.items()}
+    small_runs.assert_weights(run, found, wanted, rtol=1e-9)
     names = layout.spans
     assert (found[:, names["head 0.weight"]] == -2).all()  # no label of this task says anything about another head
     assert (found[:, names["head 1.weight"]] == -3).all()  # and no teacher about its own

@@ -1,10 +1,42 @@
-"""Small networks as people write them in plain PyTorch."""
+"""Small networks as people write them in plain PyTorch, and what tests do with networks."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import evcl
+from evcl._core.settings import resolve
+from evcl.methods import METHODS
+from evcl.training import Run
+
+
+class Net(nn.Module):
+    """A network of these layers and parameters, with `run` as its forward pass."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def run_of(module, method="evcl", seeds=(0,), draw=False, dtype=torch.float32, device="cpu", **given):
+    """The replicas of a network, one per seed."""
+    settings = resolve(method, METHODS[method].known_settings, given)
+    return Run(module, METHODS[method], [settings] * len(seeds), seeds, draw=draw, dtype=dtype, device=device)
+
+
+def saved(learner, folder, x, network=None, task=None):
+    """The learner that is read from the file; it predicts the same."""
+    learner.save(folder / "model.safetensors")
+    again = evcl.load(folder / "model.safetensors", network=network)
+    assert torch.equal(again.predict_proba(x, task), learner.predict_proba(x, task))
+    return again
 
 
 class Block(nn.Module):
@@ -23,156 +55,131 @@ class Block(nn.Module):
         return F.relu(y)
 
 
-class ResNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
-        self.layer1, self.layer2 = Block(4, 4, 1), Block(4, 8, 2)
+def resnet():
+    def run(m, x):
+        return F.adaptive_avg_pool2d(m.layer2(m.layer1(m.stem(x))), 1).flatten(1)
 
-    def forward(self, x):
-        return F.adaptive_avg_pool2d(self.layer2(self.layer1(self.stem(x))), 1).flatten(1)
+    stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+    return Net(run, stem=stem, layer1=Block(4, 4, 1), layer2=Block(4, 8, 2))
 
 
-class ViT(nn.Module):
+def vit():
     """Patches, a class token, learned positions, torch's encoder."""
 
-    def __init__(self, width=8):
-        super().__init__()
-        self.patches = nn.Conv2d(1, width, 2, stride=2)
-        self.token = nn.Parameter(torch.randn(1, 1, width))
-        self.positions = nn.Parameter(torch.randn(1, 10, width))
-        layer = nn.TransformerEncoderLayer(width, 2, 12, 0.05, "gelu", batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width), enable_nested_tensor=False)
+    def run(m, x):
+        x = m.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([m.token.expand(len(x), -1, -1), x], 1) + m.positions
+        return m.encoder(x).mean(1)
 
-    def forward(self, x):
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
-        return self.encoder(x).mean(1)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.05, "gelu", batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False)
+    own = {"token": torch.randn(1, 1, 8), "positions": torch.randn(1, 10, 8)}
+    return Net(run, patches=nn.Conv2d(1, 8, 2, stride=2), **own, encoder=encoder)
 
 
-class GPT(nn.Module):
+def gpt():
     """A causal transformer written out, which tells languages apart by its last state; 0 is padding."""
 
-    def __init__(self, vocabulary=9, length=6, width=8):
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width, padding_idx=0), nn.Embedding(length, width)
-        self.norm1, self.norm2, self.norm = nn.RMSNorm(width), nn.RMSNorm(width), nn.RMSNorm(width)
-        self.attention = nn.MultiheadAttention(width, 2, dropout=0.1, batch_first=True)
-        self.up, self.down = nn.Linear(width, 16), nn.Linear(16, width)
-
-    def forward(self, x):
+    def run(m, x):
         length = x.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        h = self.tokens(x) + self.places(torch.arange(length, device=x.device))
-        n = self.norm1(h)
-        h = h + self.attention(n, n, n, attn_mask=causal, need_weights=False)[0]
-        h = h + self.down(F.gelu(self.up(self.norm2(h))))
-        return self.norm(h)[:, -1]
+        h = m.tokens(x) + m.places(torch.arange(length, device=x.device))
+        n = m.norm1(h)
+        h = h + m.attention(n, n, n, attn_mask=causal, need_weights=False)[0]
+        h = h + m.down(F.gelu(m.up(m.norm2(h))))
+        return m.norm(h)[:, -1]
+
+    tables = {"tokens": nn.Embedding(9, 8, padding_idx=0), "places": nn.Embedding(6, 8)}
+    norms = {name: nn.RMSNorm(8) for name in ("norm1", "norm2", "norm")}
+    attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+    return Net(run, **tables, **norms, attention=attention, up=nn.Linear(8, 16), down=nn.Linear(16, 8))
 
 
-class Old(nn.Module):
+def old():
     """Torch's encoder and decoder, with the sequence as the first axis, and a mask of padding."""
 
-    def __init__(self, width=8):
-        super().__init__()
-        self.tokens = nn.Embedding(9, width)
-        self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(width, 2, 12, 0.1), 1, nn.LayerNorm(width), enable_nested_tensor=False
-        )
-        self.decoder = nn.TransformerDecoderLayer(width, 2, 12, 0.1)
+    def run(m, x):
+        h = m.tokens(x.long()).transpose(0, 1)
+        memory = m.encoder(h, src_key_padding_mask=x == 0)
+        return m.decoder(h[:2], memory, memory_key_padding_mask=x == 0)[0]
 
-    def forward(self, x):
-        h = self.tokens(x.long()).transpose(0, 1)
-        memory = self.encoder(h, src_key_padding_mask=x == 0)
-        return self.decoder(h[:2], memory, memory_key_padding_mask=x == 0)[0]
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.1)
+    encoder = nn.TransformerEncoder(layer, 1, nn.LayerNorm(8), enable_nested_tensor=False)
+    return Net(run, tokens=nn.Embedding(9, 8), encoder=encoder, decoder=nn.TransformerDecoderLayer(8, 2, 12, 0.1))
 
 
-class LSTM(nn.Module):
+def lstm():
     """Sentences without their padding, read in both directions."""
 
-    def __init__(self, width=8):
-        super().__init__()
-        self.tokens = nn.Embedding(9, width, padding_idx=0)
-        self.reads = nn.LSTM(width, width, 2, batch_first=True, bidirectional=True, dropout=0.1)
-
-    def forward(self, x):
-        h, lengths = self.tokens(x), (x != 0).sum(1).cpu()
+    def run(m, x):
+        h, lengths = m.tokens(x), (x != 0).sum(1).cpu()
         start = h.new_zeros(4, len(x), 8)
         packed = nn.utils.rnn.pack_padded_sequence(h, lengths, True, enforce_sorted=False)
-        _, (h, _) = self.reads(packed, (start, start))
+        _, (h, _) = m.reads(packed, (start, start))
         return torch.cat([h[-2], h[-1]], 1)
 
+    reads = nn.LSTM(8, 8, 2, batch_first=True, bidirectional=True, dropout=0.1)
+    return Net(run, tokens=nn.Embedding(9, 8, padding_idx=0), reads=reads)
 
-class GRU(nn.Module):
+
+def gru():
     """Time as the first axis; the first state is learned; a cell reads what the layer says."""
 
-    def __init__(self, width=8):
-        super().__init__()
-        self.tokens, self.reads = nn.Embedding(9, width), nn.GRU(width, width)
-        self.start, self.cell = nn.Parameter(torch.zeros(1, 1, width)), nn.GRUCell(width, width)
-
-    def forward(self, x):
-        said, h = self.reads(self.tokens(x).transpose(0, 1), self.start.expand(-1, len(x), -1).contiguous())
+    def run(m, x):
+        said, h = m.reads(m.tokens(x).transpose(0, 1), m.start.expand(-1, len(x), -1).contiguous())
         h = h[0]
         for one in said:
-            h = self.cell(one, h)
+            h = m.cell(one, h)
         return h
 
+    return Net(run, tokens=nn.Embedding(9, 8), reads=nn.GRU(8, 8), start=torch.zeros(1, 1, 8), cell=nn.GRUCell(8, 8))
 
-class Norm(nn.Module):
+
+def norm(width):
     """An RMSNorm as Hugging Face models have it."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(width)), 1e-6
-
-    def forward(self, x):
-        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon))
+    return Net(
+        lambda m, x: m.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)), weight=torch.ones(width)
+    )
 
 
-class Llama(nn.Module):
+def llama():
     """Rotary attention written out, norms of its own, a gate, a table used a second time as a matrix."""
 
-    inv_freq: torch.Tensor
-
-    def __init__(self, width=8):
-        super().__init__()
-        self.tokens, self.norm1, self.norm2 = nn.Embedding(9, width), Norm(width), Norm(width)
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.gate, self.up, self.down = nn.Linear(width, 12), nn.Linear(width, 12), nn.Linear(12, width)
-        self.register_buffer("inv_freq", 100 ** -(torch.arange(0, 4, 2) / 4), persistent=False)
-        self.scale = nn.Parameter(torch.tensor(0.5))
-
-    def turned(self, x):
-        angles = torch.outer(torch.arange(x.shape[2], device=x.device).to(self.inv_freq), self.inv_freq)
+    def turned(m, x):
+        angles = torch.outer(torch.arange(x.shape[2], device=x.device).to(m.inv_freq), m.inv_freq)
         angles = torch.cat([angles, angles], -1).to(x)
         a, b = x.chunk(2, -1)
         return x * angles.cos() + torch.cat([-b, a], -1) * angles.sin()
 
-    def forward(self, x):
-        h = self.tokens(x)
-        n = self.norm1(h)
-        q, k, v = (f(n).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        dropped = 0.1 if self.training else 0.0
-        y = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True, dropout_p=dropped)
-        h = h + self.o(y.transpose(1, 2).flatten(2))
-        n = self.norm2(h)
-        h = h + self.down(F.silu(self.gate(n)) * self.up(n)) * self.scale
-        return F.linear(h.mean(1), self.tokens.weight)
+    def run(m, x):
+        h = m.tokens(x)
+        n = m.norm1(h)
+        q, k, v = (f(n).unflatten(-1, (2, -1)).transpose(1, 2) for f in (m.q, m.k, m.v))
+        dropped = 0.1 if m.training else 0.0
+        y = F.scaled_dot_product_attention(turned(m, q), turned(m, k), v, is_causal=True, dropout_p=dropped)
+        h = h + m.o(y.transpose(1, 2).flatten(2))
+        n = m.norm2(h)
+        h = h + m.down(F.silu(m.gate(n)) * m.up(n)) * m.scale
+        return F.linear(h.mean(1), m.tokens.weight)
+
+    layers = {"tokens": nn.Embedding(9, 8), "norm1": norm(8), "norm2": norm(8)}
+    layers |= {name: nn.Linear(8, 8, bias=False) for name in "qkvo"}
+    layers |= {"gate": nn.Linear(8, 12), "up": nn.Linear(8, 12), "down": nn.Linear(12, 8)}
+    net = Net(run, **layers, scale=torch.tensor(0.5))
+    net.register_buffer("inv_freq", 100 ** -(torch.arange(0, 4, 2) / 4), persistent=False)
+    return net
 
 
-class Normed(nn.Module):
+def normed():
     """Weight norm and spectral norm, behind a batch norm and dropout."""
 
-    def __init__(self):
-        super().__init__()
-        normed = nn.utils.parametrizations
-        self.conv, self.norm = normed.weight_norm(nn.Conv2d(1, 4, 3, padding=1)), nn.BatchNorm2d(1)
-        self.drop, self.out = nn.Dropout(0.1), normed.spectral_norm(nn.Linear(36, 8))
+    def run(m, x):
+        h = F.max_pool2d(F.relu(m.conv(m.norm(x))), 2)
+        return F.relu(m.out(m.drop(h.flatten(1)))) * 2
 
-    def forward(self, x):
-        h = F.max_pool2d(F.relu(self.conv(self.norm(x))), 2)
-        return F.relu(self.out(self.drop(h.flatten(1)))) * 2
+    weight_norm, spectral_norm = nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm
+    conv, out = weight_norm(nn.Conv2d(1, 4, 3, padding=1)), spectral_norm(nn.Linear(36, 8))
+    return Net(run, conv=conv, norm=nn.BatchNorm2d(1), drop=nn.Dropout(0.1), out=out)
 
 
 def images(generator, task, n=40):
@@ -194,12 +201,12 @@ def sentences(generator, task, n=40):
 
 
 MODELS = {
-    "ResNet": (ResNet, images),
-    "ViT": (ViT, images),
-    "GPT": (GPT, sentences),
-    "old": (Old, sentences),
-    "LSTM": (LSTM, sentences),
-    "GRU": (GRU, sentences),
-    "Llama": (Llama, sentences),
-    "normed": (Normed, images),
+    "ResNet": (resnet, images),
+    "ViT": (vit, images),
+    "GPT": (gpt, sentences),
+    "old": (old, sentences),
+    "LSTM": (lstm, sentences),
+    "GRU": (gru, sentences),
+    "Llama": (llama, sentences),
+    "normed": (normed, images),
 }

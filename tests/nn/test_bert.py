@@ -13,12 +13,7 @@ from evcl._core.errors import EvclError
 from evcl.nn import Bert, EfficientNetLite0
 from evcl.nn.bert import BertTop, below
 
-
-@pytest.fixture(autouse=True)
-def own_draws(_global_generator_is_left_alone):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("torch_draws")
 
 
 def small():

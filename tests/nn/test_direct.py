@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from models import Net, saved
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -15,12 +16,7 @@ import evcl
 from evcl._core.randomness import GeneratorNoise
 from evcl.nn import bayesianize
 
-
-@pytest.fixture(autouse=True)
-def _torch_may_draw_its_own_weights():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("torch_draws")
 
 
 def bound(network, noise=None):
@@ -80,9 +76,7 @@ def test_a_network_with_a_spectral_norm_is_saved_and_becomes_plain(norm, generat
     learner.learn((x + y.unsqueeze(1), y))
     p = learner.predict_proba(x)
     assert torch.equal(learner.predict_proba(x), p)
-    learner.save(tmp_path / "model.safetensors")
-    again = evcl.load(tmp_path / "model.safetensors", network=make())
-    assert torch.equal(again.predict_proba(x), p)
+    again = saved(learner, tmp_path, x, make())
     plain = again.mean_network()
     at_mean = learner.parts.run.predict(x[None], 0, [learner.parts.run.network.posterior.mean])[0]
     torch.testing.assert_close(plain(x).softmax(1), at_mean)
@@ -92,16 +86,9 @@ def test_a_network_with_a_spectral_norm_is_saved_and_becomes_plain(norm, generat
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
 def test_dropout_between_layers_is_the_runs_noise(make, generator):
-    class Reads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = make(4, 5, 3, dropout=0.5)
-
-        def forward(self, x):
-            return self.layer(x.transpose(0, 1))[0][-1]
-
     x = torch.randn(2 * 6, 3, 4, generator=generator)
-    network = bayesianize(Reads(), replicas=2)
+    reads = Net(lambda m, x: m.layer(x.transpose(0, 1))[0][-1], layer=make(4, 5, 3, dropout=0.5))
+    network = bayesianize(reads, replicas=2)
     state = torch.get_rng_state()
     plain = bound(network)(x)
     first, again = (bound(network, sources(2))(x) for _ in range(2))
@@ -111,15 +98,8 @@ def test_dropout_between_layers_is_the_runs_noise(make, generator):
 
 
 def test_all_calls_of_a_cell_share_one_draw_and_passes_do_not(generator):
-    class Steps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = nn.GRUCell(4, 5)
-
-        def forward(self, x):
-            return torch.cat([self.cell(x), self.cell(x)], 1)
-
-    network = bayesianize(Steps(), init_std=0.5)
+    twice = Net(lambda m, x: torch.cat([m.cell(x), m.cell(x)], 1), cell=nn.GRUCell(4, 5))
+    network = bayesianize(twice, init_std=0.5)
     network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
     network.weights.noise = sources(1)
     x = torch.randn(6, 4, generator=generator)
@@ -153,40 +133,22 @@ def test_a_layer_with_hooks_keeps_them(generator):
 
 
 def test_only_and_skip_choose_direct_parameters(generator):
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(3, 4))
-
-        def forward(self, x):
-            return F.linear(x, self.a) + F.linear(x, self.b)
-
     x = torch.randn(5, 4, generator=generator)
+    module = Net(lambda m, x: F.linear(x, m.a) + F.linear(x, m.b), a=torch.randn(3, 4), b=torch.randn(3, 4))
     for options in ({"only": "a"}, {"skip": "b"}):
-        module = Two()
         network = bayesianize(module, **options)
         assert network.trunk_names == ("a",)
         assert list(network.trunk.state_dict()) == ["b"]
         torch.testing.assert_close(bound(network)(x), module(x))
     with pytest.raises(evcl.EvclError, match="unknown module 'c'"):
-        bayesianize(Two(), skip="c")
+        bayesianize(module, skip="c")
 
 
 def test_a_parameter_tied_to_a_layers_weight_is_one_weight(generator):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-            self.again = self.inner.weight
-
-        def forward(self, x):
-            return self.inner(F.linear(x, self.again).tanh())
-
-    module, x = Tied(), torch.randn(5, 4, generator=generator)
+    module, x = Net(lambda m, x: m.inner(F.linear(x, m.again).tanh())), torch.randn(5, 4, generator=generator)
+    module.inner = nn.Linear(4, 4)
+    module.again = module.inner.weight
     network = bayesianize(module)
-    assert set(network.trunk_names) == {"inner.weight", "inner.bias"} or set(network.trunk_names) == {
-        "again",
-        "inner.bias",
-    }
+    assert set(network.trunk_names) in ({"inner.weight", "inner.bias"}, {"again", "inner.bias"})
     torch.testing.assert_close(bound(network)(x), module(x))
     evcl.EWC(module, epochs=1).learn((x, [0, 1, 0, 1, 0]))

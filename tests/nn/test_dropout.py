@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from interrupted import assert_stopped_run_ends_the_same
+from models import run_of, saved
 from torch import nn
 
 import evcl
 from evcl._core.randomness import GeneratorNoise, generator
-from evcl._core.settings import resolve
 from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, register
 from evcl.experiments import configure
-from evcl.methods import METHODS, TaskData
+from evcl.methods import TaskData
 from evcl.nn import bayesianize
-from evcl.training import Run
 
 F64 = torch.float64
 
@@ -24,8 +23,8 @@ def digits(tasks=2):
 
 
 def trained(seeds, method="naive", rounds=2, **dropped):
-    s = resolve(method, METHODS[method].known_settings, {"epochs": 2, "batch_size": 20, "lr": 0.01})
-    run = Run(evcl.nn.mlp(6, [12, 12], **dropped), METHODS[method], [s] * len(seeds), seeds, draw=True, dtype=F64)
+    how = {"epochs": 2, "batch_size": 20, "lr": 0.01}
+    run = run_of(evcl.nn.mlp(6, [12, 12], **dropped), method, seeds, draw=True, dtype=F64, **how)
     run.add_heads(12, [2, 2])
     for k in range(rounds):
         x = torch.randn(1, 50, 6, generator=generator(0, "task", k), dtype=F64)
@@ -83,10 +82,9 @@ def test_replicas_are_their_solo_runs(method):
 
 
 def test_a_saved_learner_goes_on_dropping(tmp_path):
-    learners = [evcl.Learner(evcl.nn.mlp(64, [20], dropout=0.4, input_dropout=0.1), "naive", seed=3, epochs=2)]
-    learners[0].learn(digits()[0])
-    learners[0].save(tmp_path / "model.safetensors")
-    learners.append(evcl.load(tmp_path / "model.safetensors"))
+    first = evcl.Learner(evcl.nn.mlp(64, [20], dropout=0.4, input_dropout=0.1), "naive", seed=3, epochs=2)
+    first.learn(digits()[0])
+    learners = [first, saved(first, tmp_path, digits()[0].test.x)]
     for learner in learners:
         learner.learn(digits()[1])
     assert torch.equal(*(learner.parts.run.network.posterior.mean for learner in learners))

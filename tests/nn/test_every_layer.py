@@ -10,16 +10,14 @@ import warnings
 
 import pytest
 import torch
+from models import Net, run_of
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 import evcl
-from evcl._core.settings import resolve
-from evcl.methods import METHODS
 from evcl.nn import bayesianize
-from evcl.training import Run
 
 B, T = 4, 5
 
@@ -55,15 +53,13 @@ class Attention(nn.Module):
         return out if self.attention.batch_first else out.transpose(0, 1)
 
 
-class Tokens(nn.Module):
+def tokens():
     """Parameters of the module's own."""
 
-    def __init__(self):
-        super().__init__()
-        self.token, self.place = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, T + 1, 4))
+    def run(m, x):
+        return torch.cat([m.token.expand(len(x), -1, -1), x], 1) * m.place
 
-    def forward(self, x):
-        return torch.cat([self.token.expand(len(x), -1, -1), x], 1) * self.place
+    return Net(run, token=torch.randn(1, 1, 4), place=torch.randn(1, T + 1, 4))
 
 
 class Scale(nn.Module):
@@ -77,13 +73,11 @@ class Scale(nn.Module):
         return self.inner(x * self.gamma).tanh()
 
 
-class Two(nn.Module):
-    """One table and one matrix, each used twice: tied."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.first, self.second = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), nn.Linear(4, 7)
-        self.first.weight = self.second.weight = self.table.weight
+def two():
+    """A table that is also the matrix of two layers."""
+    net = Net(None, table=nn.Embedding(7, 4), first=nn.Linear(4, 7, bias=False), second=nn.Linear(4, 7))
+    net.first.weight = net.second.weight = net.table.weight
+    return net
 
 
 class Reads(nn.Module):
@@ -112,45 +106,35 @@ class Reads(nn.Module):
         return torch.cat([y.flatten(1), state.transpose(0, 1).flatten(1)], 1)
 
 
-class Steps(nn.Module):
+def steps(kind, **options):
     """A cell, called once per time step."""
 
-    def __init__(self, kind, **options):
-        super().__init__()
-        self.cell = kind(4, 3, **options)
-
-    def forward(self, x):
+    def run(m, x):
         state, found = None, []
         for t in range(T):
-            state = self.cell(x[:, t], state)
+            state = m.cell(x[:, t], state)
             found += state if isinstance(state, tuple) else [state]
         return torch.cat(found, 1)
 
+    return Net(run, cell=kind(4, 3, **options))
 
-class Own(nn.Module):
+
+def own():
     """Parameters of all shapes, used directly."""
 
-    def __init__(self):
-        super().__init__()
-        self.weight, self.gamma = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.ones(4))
-        self.kernel, self.share = nn.Parameter(torch.randn(2, 1, 3)), nn.Parameter(torch.tensor(0.5))
-        self.more = nn.ParameterList([torch.randn(3), torch.randn(2, 3)])
+    def run(m, x):
+        h = nn.functional.linear(x * m.gamma, m.weight).tanh() + m.more[0]
+        both = nn.functional.conv1d(h[:, :1], m.kernel, padding=1) * m.share
+        return both.flatten(1) @ torch.cat([m.more[1]] * 3, 0)[:6] + h.mean(1)
 
-    def forward(self, x):
-        h = nn.functional.linear(x * self.gamma, self.weight).tanh() + self.more[0]
-        both = nn.functional.conv1d(h[:, :1], self.kernel, padding=1) * self.share
-        return both.flatten(1) @ torch.cat([self.more[1]] * 3, 0)[:6] + h.mean(1)
+    more = nn.ParameterList([torch.randn(3), torch.randn(2, 3)])
+    parts = {"kernel": torch.randn(2, 1, 3), "share": torch.tensor(0.5), "more": more}
+    return Net(run, weight=torch.randn(3, 4), gamma=torch.ones(4), **parts)
 
 
-class Pairs(nn.Module):
+def pairs():
     """A layer of torch's that has no Bayesian form, and takes two tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.both = nn.Bilinear(4, 4, 3)
-
-    def forward(self, x):
-        return self.both(x[:, 0], x[:, 1])
+    return Net(lambda m, x: m.both(x[:, 0], x[:, 1]), both=nn.Bilinear(4, 4, 3))
 
 
 class Adapted(nn.Linear):
@@ -308,8 +292,12 @@ CASES = {
     "linear along a sequence": (lambda: nn.Linear(4, 3, bias=False), (T, 4), flipped),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2), (4, 9), flipped),
     "conv1d same": (lambda: nn.Conv1d(4, 2, 4, padding="same", padding_mode="circular"), (4, 9), flipped),
+    "conv1d replicated": (lambda: nn.Conv1d(4, 6, 3, padding=2, padding_mode="replicate", groups=2), (4, 9), flipped),
+    "conv1d valid": (lambda: nn.Conv1d(4, 2, 2, padding="valid", bias=False), (4, 9), flipped),
     "conv2d": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), groups=2), (4, 7, 5), flipped),
     "conv2d, a channel a group": (lambda: nn.Conv2d(4, 8, 2, dilation=2, groups=4, bias=False), (4, 5, 4), flipped),
+    "conv2d same": (lambda: nn.Conv2d(4, 6, (3, 4), padding="same"), (4, 6, 5), flipped),
+    "conv2d around": (lambda: nn.Conv2d(4, 2, 3, padding=(1, 2), padding_mode="circular"), (4, 6, 5), flipped),
     "conv2d reflected": (lambda: nn.Conv2d(4, 2, 3, padding="same", padding_mode="reflect"), (4, 6, 5), flipped),
     "embedding": (lambda: nn.Embedding(7, 3), "indices", looked_up),
     "embedding with padding": (lambda: nn.Embedding(7, 3, padding_idx=2), "indices", looked_up),
@@ -330,7 +318,7 @@ CASES = {
     "attention, a mask a head": (lambda: Attention("heads", batch_first=True), (T, 4), attended),
     "attention across": (lambda: Attention("padding", across=True, batch_first=True), (T, 4), attended),
     "attention across, sequence first": (lambda: Attention("none", across=True), (T, 4), attended),
-    "parameters of its own": (Tokens, (T, 4), each_example),
+    "parameters of its own": (tokens, (T, 4), each_example),
     "taken whole": (Scale, (T, 4), once),
     "transposed convolution": (lambda: nn.ConvTranspose2d(4, 3, 2, stride=2), (4, 3, 2), once),
     "prelu": (lambda: nn.PReLU(4), (4, 3), once),
@@ -350,11 +338,11 @@ CASES = {
     ),
     "rnn": (lambda: Reads(nn.RNN, num_layers=2), (T, 4), once),
     "rnn with relu": (lambda: Reads(nn.RNN, nonlinearity="relu", bias=False, bidirectional=True), (T, 4), once),
-    "lstm cell": (lambda: Steps(nn.LSTMCell), (T, 4), once),
-    "gru cell": (lambda: Steps(nn.GRUCell, bias=False), (T, 4), once),
-    "rnn cell": (lambda: Steps(nn.RNNCell, nonlinearity="relu"), (T, 4), once),
-    "used directly": (Own, (3, 4), once),
-    "bilinear": (Pairs, (2, 4), once),
+    "lstm cell": (lambda: steps(nn.LSTMCell), (T, 4), once),
+    "gru cell": (lambda: steps(nn.GRUCell, bias=False), (T, 4), once),
+    "rnn cell": (lambda: steps(nn.RNNCell, nonlinearity="relu"), (T, 4), once),
+    "used directly": (own, (3, 4), once),
+    "bilinear": (pairs, (2, 4), once),
     "an adapter beside a frozen layer": (Adapted, (4,), once),
     "parametrised by a weight norm": (lambda: parametrizations.weight_norm(nn.Conv1d(4, 3, 2)), (4, 5), once),
     "old weight norm": (lambda: old(nn.utils.weight_norm, nn.Linear(4, 3)), (T, 4), once),
@@ -390,12 +378,10 @@ class Recorded:
 
 
 @pytest.fixture(autouse=True)
-def _layers_and_torch_may_draw():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        evcl.nn.register(Scale)
-        yield
-        del evcl.nn.convert._FORMS[Scale]
+def _registered(torch_draws):
+    evcl.nn.register(Scale)
+    yield
+    del evcl.nn.convert._FORMS[Scale]
 
 
 def prepared(name, replicas, dtype, generator):
@@ -480,9 +466,8 @@ def test_outputs_and_gradients_are_the_naive_ones(name, replicas, dtype, generat
 @pytest.mark.parametrize("name", [*CASES, "tied"])
 def test_the_kl_is_the_sum_over_the_plain_parameters(name, replicas, dtype, generator):
     """To the first prior: N(0, prior_std^2), but N(1, .) for the scale of a norm, and centred on a row of padding."""
-    module = Two() if name == "tied" else CASES[name][0]()
-    settings = resolve("vcl", METHODS["vcl"].known_settings, {"prior_std": 0.4, "init_std": 0.2})
-    run = Run(module, METHODS["vcl"], [settings] * replicas, range(replicas), draw=True, dtype=dtype)
+    module = two() if name == "tied" else CASES[name][0]()
+    run = run_of(module, "vcl", range(replicas), draw=True, dtype=dtype, prior_std=0.4, init_std=0.2)
     q = run.network.posterior
     q.mean += 0.3 * torch.randn(q.mean.shape, generator=generator, dtype=dtype)
     q.log_std += 0.3 * torch.randn(q.mean.shape, generator=generator, dtype=dtype)

@@ -4,69 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
+from models import Net
 from torch import nn
 
 import evcl
 from evcl._core.randomness import GeneratorNoise
 from evcl.nn import bayesianize
 
-CONVOLUTIONS = {
-    "plain": {"kernel_size": 3},
-    "stride and padding": {"kernel_size": 3, "stride": 2, "padding": 1},
-    "not square": {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1)},
-    "dilated": {"kernel_size": 3, "dilation": 2, "padding": 2},
-    "same": {"kernel_size": (3, 4), "padding": "same"},
-    "reflected": {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
-    "circular": {"kernel_size": 3, "padding": (1, 2), "padding_mode": "circular"},
-    "groups": {"kernel_size": 3, "groups": 2},
-    "no bias": {"kernel_size": 3, "bias": False},
-}
-LINES = {
-    "plain": {"kernel_size": 3},
-    "stride and padding": {"kernel_size": 4, "stride": 2, "padding": 1, "dilation": 2},
-    "same": {"kernel_size": 4, "padding": "same"},
-    "replicated, groups": {"kernel_size": 3, "padding": 2, "padding_mode": "replicate", "groups": 2},
-    "valid, no bias": {"kernel_size": 2, "padding": "valid", "bias": False},
-}
+pytestmark = pytest.mark.usefixtures("torch_draws")
 
 
-@pytest.fixture(autouse=True)
-def _torch_may_draw_its_own_weights():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-LAYERS = [
-    pytest.param(nn.Linear, {}, (5,), id="linear"),
-    pytest.param(nn.Linear, {"bias": False}, (5,), id="linear without bias"),
-    pytest.param(nn.Linear, {}, (3, 5), id="linear along a sequence"),
-    *(pytest.param(nn.Conv2d, options, (4, 7, 8), id=f"conv {name}") for name, options in CONVOLUTIONS.items()),
-    *(pytest.param(nn.Conv1d, options, (4, 9), id=f"conv1d {name}") for name, options in LINES.items()),
-]
-
-
-def make(kind, options):
-    widths = (5, 4) if kind is nn.Linear else (4, 6)
-    return kind(*widths, **options).double()
-
-
-@pytest.mark.parametrize(("kind", "options", "shape"), LAYERS)
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, about its own copy
-def test_at_the_mean_it_is_the_plain_layer(kind, options, shape, replicas, generator):
-    plain = make(kind, options)
-    network = bayesianize(plain, replicas=replicas, dtype=torch.float64)
-    network.bind(network.posterior.mean, None, network.layout)
-    x = torch.randn(replicas * 5, *shape, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(network.trunk(x), plain(x), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("kind", "options", "shape"), LAYERS)
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
-def test_pre_activations_have_the_moments_of_drawn_weights(kind, options, shape, generator):
+@pytest.mark.parametrize(
+    ("plain", "shape"),
+    [
+        (lambda: nn.Linear(5, 4), (5,)),
+        (lambda: nn.Linear(5, 4), (3, 5)),
+        (lambda: nn.Conv1d(4, 6, 3, padding=2, padding_mode="replicate", groups=2), (4, 9)),
+        (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1), (4, 7, 8)),
+    ],
+    ids=["linear", "linear along a sequence", "conv1d", "conv2d"],
+)
+def test_pre_activations_have_the_moments_of_drawn_weights(plain, shape, generator):
     """Mean and variance of each output, over many draws of the noise, are those that drawn weights give."""
-    plain = make(kind, options)
+    plain = plain().double()
     network = bayesianize(plain, init_std=0.3, dtype=torch.float64)
     mean = network.posterior.mean
     network.posterior.log_std += 0.2 * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
@@ -237,39 +197,27 @@ def test_dropout_keeps_the_expectation_and_is_off_in_prediction(layer, positions
     assert bool(whole_channels) == (positions == 2)
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        self.second.weight = self.first.weight
-        self.again = self.first  # the same layer under a second name
-
-    def forward(self, x):
-        return self.out(self.again(self.second(self.first(x).relu()).relu()) + x)
-
-
 def test_tied_weights_share_one_slice():
-    network = bayesianize(Tied())
-    names = ["first.weight", "first.bias", "second.bias", "out.weight", "out.bias"]
-    assert list(network.layout.shapes) == names
-    plain = Tied()
-    x = torch.ones(2, 4)
-    network = bayesianize(plain)
+    def run(m, x):
+        return m.out(m.again(m.second(m.first(x).relu()).relu()) + x)
+
+    plain = Net(run, first=nn.Linear(4, 4), second=nn.Linear(4, 4), out=nn.Linear(4, 3))
+    plain.second.weight = plain.first.weight
+    plain.again = plain.first  # the same layer under a second name
+    network, x = bayesianize(plain), torch.ones(2, 4)
+    assert list(network.layout.shapes) == ["first.weight", "first.bias", "second.bias", "out.weight", "out.bias"]
     network.bind(network.posterior.mean, None, network.layout)
     torch.testing.assert_close(network(x), plain(x))
 
 
-class Apart(nn.Module):
-    """A table and two matrices, which may be one weight."""
+def table_and_matrices(tied):
+    def run(m, x):
+        return m.second(m.first(m.table(x)).tanh()).mean(1)
 
-    def __init__(self, tied):
-        super().__init__()
-        self.table, self.first, self.second = nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
-        if tied:
-            self.first.weight = self.second.weight = self.table.weight
-
-    def forward(self, x):
-        return self.second(self.first(self.table(x)).tanh()).mean(1)
+    net = Net(run, table=nn.Embedding(4, 4), first=nn.Linear(4, 4), second=nn.Linear(4, 4, bias=False))
+    if tied:
+        net.first.weight = net.second.weight = net.table.weight
+    return net
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
@@ -279,7 +227,7 @@ def test_the_gradients_of_tied_weights_add_up(replicas, generator):
     shared = torch.randn(replicas, 4, 4, generator=generator, dtype=torch.float64)
     x = torch.randint(4, (replicas * 5, 3), generator=generator)
     for tied in (True, False):
-        network = bayesianize(Apart(tied), init_std=0.3, replicas=replicas, dtype=torch.float64)
+        network = bayesianize(table_and_matrices(tied), init_std=0.3, replicas=replicas, dtype=torch.float64)
         for name, view in network.layout.views(network.posterior.mean).items():
             view.copy_(shared if "weight" in name else torch.zeros_like(view))
         grads = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
@@ -385,36 +333,25 @@ def test_what_cannot_be_converted_is_refused(module, message):
         bayesianize(module)
 
 
-def test_a_frozen_layer_stays_as_it_is():
+@pytest.mark.parametrize("frozen", [("0.weight", "0.bias"), ("0.weight",)])
+def test_what_is_frozen_stays_as_it_is_and_the_rest_learns(frozen):
     module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-    module[0].requires_grad_(False)
+    for name in frozen:
+        module.get_parameter(name).requires_grad_(False)
     learner = evcl.EVCL(module, epochs=2)
     learner.learn((torch.eye(3), [0, 1, 1]))
-    assert list(learner.parts.run.network.trunk_names) == ["2.weight", "2.bias"]
-    assert torch.equal(learner.mean_network()[0][0].weight, module[0].weight)
-
-
-def test_of_a_partly_frozen_layer_the_rest_learns():
-    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-    module[0].weight.requires_grad_(False)
-    learner = evcl.EVCL(module, epochs=2)
-    learner.learn((torch.eye(3), [0, 1, 1]))
-    assert list(learner.parts.run.network.trunk_names) == ["0.bias", "2.weight", "2.bias"]
-    assert torch.equal(learner.mean_network()[0][0].weight, module[0].weight)
-    assert not torch.equal(learner.mean_network()[0][0].bias, module[0].bias)
-
-
-class Last(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.reads = nn.LSTM(3, 3, batch_first=True)
-
-    def forward(self, x):
-        return self.reads(x)[0][:, -1]
+    others = [name for name, _ in module.named_parameters() if name not in frozen]
+    assert list(learner.parts.run.network.trunk_names) == others
+    plain = learner.mean_network()[0]
+    for name, p in module.named_parameters():
+        assert torch.equal(plain.get_parameter(name), p) == (name in frozen)
 
 
 def test_of_a_partly_frozen_lstm_the_rest_learns():
-    module, x = Last(), torch.eye(6).view(6, 2, 3)
+    module, x = (
+        Net(lambda m, x: m.reads(x)[0][:, -1], reads=nn.LSTM(3, 3, batch_first=True)),
+        torch.eye(6).view(6, 2, 3),
+    )
     module.reads.weight_hh_l0.requires_grad_(False)
     learner = evcl.EWC(module, epochs=5)
     learner.learn((x, [0, 1] * 3))

@@ -8,20 +8,15 @@ import types
 
 import pytest
 import torch
+from models import Net, saved
 from torch import nn
 
 import evcl
 from evcl.nn import Bert, LoRA, bayesianize
 from evcl.nn.lora import AdaptedAttention, AdaptedLinear, BayesianUp, adapted, base_hash, with_adapters
 
+pytestmark = pytest.mark.usefixtures("torch_draws")
 NAMES = [f"encoder.layer.{k}.attention.self.{name}.up.weight" for k in range(2) for name in ("query", "value")]
-
-
-@pytest.fixture(autouse=True)
-def own_draws(_global_generator_is_left_alone):
-    """The networks of these tests draw from torch's generator."""
-    with torch.random.fork_rng():
-        yield
 
 
 def bert(seed=0):
@@ -36,18 +31,15 @@ def texts(rows=48, seed=0):
     return x, (x[:, 1] > 20).long()
 
 
-class Torch(nn.Module):
-    """torch's own transformer, whose projections are one fused weight."""
+def transformer(batch_first):
+    """torch's own, whose projections are one fused weight."""
 
-    def __init__(self, batch_first=True):
-        super().__init__()
-        self.embed, self.batch_first = nn.Embedding(40, 16), batch_first
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=batch_first)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    def run(m, x):
+        h = m.embed(x.long())
+        return m.encoder(h if batch_first else h.transpose(0, 1)).mean(1 if batch_first else 0)
 
-    def forward(self, x):
-        h = self.embed(x.long())
-        return self.encoder(h if self.batch_first else h.transpose(0, 1)).mean(1 if self.batch_first else 0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=batch_first)
+    return Net(run, embed=nn.Embedding(40, 16), encoder=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
 
 
 def strong(network, lora, value=0.1):
@@ -85,8 +77,7 @@ def test_an_adapter_adds_alpha_over_rank_times_b_a():
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_torchs_fused_projections_have_adapters_of_queries_and_values(batch_first):
-    torch.manual_seed(0)
-    network, x = Torch(batch_first).eval(), texts()[0]
+    network, x = transformer(batch_first).eval(), texts()[0]
     made = strong(network, LoRA(rank=2)).eval()
     plain = copy.deepcopy(network)
     for path, layer in adapted(made):
@@ -202,10 +193,8 @@ def test_a_saved_learner_predicts_and_goes_on_as_before(method, tasks, tmp_path)
     learner = evcl.Learner(network, method, adapters=LoRA(rank=2, tasks=tasks), epochs=3, lr=0.02)
     learner.learn(x, y)
     learner.learn(x, 1 - y)
-    learner.save(tmp_path / "model.safetensors")
-    loaded = evcl.load(tmp_path / "model.safetensors", network=network)
-    for task in (0, 1):
-        assert torch.equal(loaded.predict_proba(x, task=task), learner.predict_proba(x, task=task))
+    loaded = saved(learner, tmp_path, x, network, task=0)
+    assert torch.equal(loaded.predict_proba(x, task=1), learner.predict_proba(x, task=1))
     for one in (learner, loaded):
         one.learn(x, (x[:, 0] > 20).long())
     assert torch.equal(loaded.predict_proba(x, task=2), learner.predict_proba(x, task=2))
@@ -230,9 +219,7 @@ def test_an_mlp_with_adapters_needs_its_network_to_load(tmp_path):
     learner = evcl.EVCL(network, adapters=LoRA(rank=2), epochs=1)
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     learner.learn(x, (x[:, 0] > 0).long())
-    learner.save(tmp_path / "model.safetensors")
-    loaded = evcl.load(tmp_path / "model.safetensors", network=network)
-    assert torch.equal(loaded.predict_proba(x), learner.predict_proba(x))
+    saved(learner, tmp_path, x, network)
 
 
 def test_with_one_adapter_per_task_nothing_is_forgotten_and_heads_are_not_shared():
@@ -321,12 +308,8 @@ class Layer(nn.Module):
         self.base_layer = base.requires_grad_(False)
         self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 2, bias=False)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base.out_features, bias=False)})
-        self.scaling, self.active_adapters, self.merged, self.fan_in_fan_out = (
-            {"default": 2.0},
-            ["default"],
-            merged,
-            False,
-        )
+        self.scaling, self.active_adapters = {"default": 2.0}, ["default"]
+        self.merged, self.fan_in_fan_out = merged, False
 
     def forward(self, x):
         x = x.to(self.lora_A["default"].weight.dtype)  # as PEFT does: a Bayesian layer has no such weight
@@ -354,10 +337,8 @@ def test_a_peft_model_is_used_as_it_is(tmp_path):
     )
     learner.learn(x, y)
     learner.learn(x, 1 - y)
-    learner.save(tmp_path / "model.safetensors")
     assert not any("word" in name for name in learner.described()[1])
-    loaded = evcl.load(tmp_path / "model.safetensors", network=network)
-    assert torch.equal(loaded.predict_proba(x, task=0), learner.predict_proba(x, task=0))
+    saved(learner, tmp_path, x, network, task=0)
     with pytest.raises(evcl.EvclError, match="one active LoRA adapter that is not merged"):
         evcl.EVCL(of_peft(merged=True))
 

@@ -7,22 +7,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from models import GPT, MODELS, ResNet, ViT, images, sentences
+from models import MODELS, Net, gpt, images, resnet, run_of, saved, sentences, vit
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import evcl
-from evcl._core.settings import resolve
-from evcl.methods import METHODS
 from evcl.nn import bayesianize
-from evcl.training import Observer, Run, Step, TaskData
+from evcl.training import Observer, Step, TaskData
 
-
-@pytest.fixture(autouse=True)
-def _torch_may_draw_its_own_weights():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("torch_draws")
 
 
 @pytest.mark.full
@@ -38,9 +31,7 @@ def test_it_learns_two_tasks_and_is_saved_and_loaded(name, generator, tmp_path):
     for k, (x, y) in enumerate(tasks):
         assert (learner.predict(x, k) == y).double().mean() >= 0.9
     x = tasks[0][0]
-    learner.save(tmp_path / "model.safetensors")
-    again = evcl.load(tmp_path / "model.safetensors", network=make())
-    assert torch.equal(again.predict_proba(x, 0), learner.predict_proba(x, 0))
+    again = saved(learner, tmp_path, x, make(), 0)
     plain = again.mean_network(0)
     assert {type(m).__name__ for m in plain.modules()} >= {type(m).__name__ for m in module.modules()}
     mean = again.parts.run.predict(x[None].float(), 0, [again.parts.run.network.posterior.mean])[0]
@@ -55,12 +46,11 @@ def test_it_learns_two_tasks_and_is_saved_and_loaded(name, generator, tmp_path):
 def test_three_replicas_are_three_networks(name, generator):
     """Each with its own weights and statistics: as it would be alone, given its part of the noise."""
     make, data = MODELS[name]
-    module, method = make(), METHODS["evcl"]
+    module, how = make(), {"epochs": 2, "lr": 0.01, "batch_size": 13, "fisher_examples": 7}
     x, y = data(generator, 0)
-    settings = resolve("evcl", method.known_settings, {"epochs": 2, "lr": 0.01, "batch_size": 13, "fisher_examples": 7})
 
     def trained(seeds):
-        run = Run(module, method, [settings] * len(seeds), seeds, draw=True, dtype=torch.float64)
+        run = run_of(module, "evcl", seeds, draw=True, dtype=torch.float64, **how)
         task = TaskData(x[None].double(), y[None], run.add_head(run.features(x[:1].double()), 2))
         run.learn([task])
         return run, run.predict(task.x, 0)
@@ -86,8 +76,7 @@ def test_a_pretrained_network_starts_as_it_is(name, dtype, generator):
             norm.running_var.uniform_(0.5, 2)
             norm.num_batches_tracked += 7
     x = data(generator, 0)[0]
-    settings = resolve("evcl", METHODS["evcl"].known_settings, {"init_std": 1e-8})
-    run = Run(module, METHODS["evcl"], [settings] * 3, range(3), draw=False, dtype=dtype)
+    run = run_of(module, "evcl", range(3), dtype=dtype, init_std=1e-8)
     like = x.to(dtype)
     run.add_head(run.features(like[:1]), 2)
     found = run.predict(like[None], 0)
@@ -102,12 +91,12 @@ def test_a_pretrained_network_starts_as_it_is(name, dtype, generator):
 def test_torchs_fast_path_does_not_go_past_the_layers(generator):
     """In evaluation mode, without gradients: the case that it is made for."""
     x, y = images(generator, 0)
-    learner = evcl.VCL(ViT(), epochs=2, init_std=0.5, std_lr_scale=1e-3)
+    learner = evcl.VCL(vit(), epochs=2, init_std=0.5, std_lr_scale=1e-3)
     learner.learn((x, y))
     run = learner.parts.run
     draws = list(run.draws([0]))
     assert not torch.allclose(run.predict(x[None], 0, draws[:1]), run.predict(x[None], 0, draws[1:2]), atol=1e-3)
-    skipped = evcl.VCL(ViT(), epochs=1, skip="*.self_attn")  # plain attention beside Bayesian layers
+    skipped = evcl.VCL(vit(), epochs=1, skip="*.self_attn")  # plain attention beside Bayesian layers
     skipped.learn((x, y))
     assert skipped.predict(x).shape == (40,)
 
@@ -145,8 +134,7 @@ def test_no_step_waits_for_the_device(name, replicas, generator, monkeypatch):
 
     monkeypatch.setattr(Step, "__call__", watched)
     x, y = data(generator, 0)
-    settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
-    run = Run(make(), METHODS["evcl"], [settings] * replicas, range(replicas), draw=False)
+    run = run_of(make(), "evcl", range(replicas), epochs=1)
     run.learn([TaskData(x[None].float(), y[None], run.add_head(run.features(x[:1].float()), 2))])
     assert seen.count > 100
     assert seen.waiting == []
@@ -161,8 +149,7 @@ def test_a_gpu_learns_as_well(name, dtype, generator):
     make, data = MODELS[name]
     tasks = [data(generator, k) for k in range(2)]
     how = {"epochs": 20, "lr": 0.01, "batch_size": 13, "strength": 1.0, "init_std": 0.02, "std_lr_scale": 1.0}
-    settings = resolve("evcl", METHODS["evcl"].known_settings, {**how, "tempering": 1e-3})
-    run = Run(make(), METHODS["evcl"], [settings] * 3, range(3), draw=False, device="cuda", dtype=dtype)
+    run = run_of(make(), "evcl", range(3), device="cuda", dtype=dtype, **how, tempering=1e-3)
     for k, (x, y) in enumerate(tasks):
         x, y = x[None].to("cuda", dtype), y[None].cuda()
         run.learn([TaskData(x, y, run.add_head(run.features(x[0, :1]), 2))])
@@ -184,7 +171,7 @@ def statistics(learner):
 
 def test_batch_norm_is_measured_in_the_first_task_and_then_fixed(generator):
     tasks = [images(generator, k, 41) for k in range(2)]  # the last batch is of one example
-    learner = evcl.EVCL(ResNet(), epochs=3, batch_size=10)
+    learner = evcl.EVCL(resnet(), epochs=3, batch_size=10)
     before = statistics(learner)
     learner.learn(tasks[0])
     first = statistics(learner)
@@ -220,7 +207,7 @@ def test_the_statistics_are_torchs(generator):
 
 
 def test_a_task_that_fails_leaves_the_statistics_as_they_were(generator):
-    learner = evcl.EVCL(ResNet(), epochs=3, batch_size=10)
+    learner = evcl.EVCL(resnet(), epochs=3, batch_size=10)
     before, (x, y) = statistics(learner), images(generator, 0)
 
     class Stop(Observer):
@@ -239,7 +226,7 @@ def test_a_task_that_fails_leaves_the_statistics_as_they_were(generator):
 
 
 def test_a_network_that_has_seen_data_keeps_its_statistics(generator):
-    module = ResNet()
+    module = resnet()
     module(images(generator, 0)[0])
     learner = evcl.EVCL(module, epochs=1)
     learner.learn(images(generator, 1))
@@ -250,7 +237,7 @@ def test_a_network_that_has_seen_data_keeps_its_statistics(generator):
 
 
 def test_only_and_skip_choose_what_learns(generator):
-    module = ResNet()
+    module = resnet()
     all_names = set(bayesianize(module).trunk_names)
     only = set(bayesianize(module, only="layer2").trunk_names)
     assert only == {name for name in all_names if name.startswith("layer2.")}
@@ -262,12 +249,12 @@ def test_only_and_skip_choose_what_learns(generator):
     both = set(bayesianize(module, only="layer2", skip=["layer2.down"]).trunk_names)
     assert both == {name for name in only if "down" not in name}
     assert bayesianize(module, only=[]).trunk_names == ()
-    assert set(bayesianize(ViT(), only="positions").trunk_names) == {"positions"}
+    assert set(bayesianize(vit(), only="positions").trunk_names) == {"positions"}
 
 
 def test_what_is_left_out_stays_as_it_is(generator, tmp_path):
     """Weights, statistics, and no dropout: a frozen backbone with Bayesian last layers."""
-    module = nn.Sequential(ResNet(), nn.Dropout(0.5), nn.Linear(8, 6), nn.ReLU())
+    module = nn.Sequential(resnet(), nn.Dropout(0.5), nn.Linear(8, 6), nn.ReLU())
     before = {name: t.clone() for name, t in module.state_dict().items()}
     learner = evcl.EVCL(module, only="2", epochs=20, lr=0.02)
     x, y = images(generator, 0)
@@ -276,25 +263,23 @@ def test_what_is_left_out_stays_as_it_is(generator, tmp_path):
     after = learner.mean_network()[0].state_dict()
     moved = [name for name in before if not torch.equal(before[name], after[name])]
     assert moved == ["2.weight", "2.bias"]
-    learner.save(tmp_path / "model.safetensors")
     with torch.no_grad():
         for p in module.parameters():
             p.zero_()
-    again = evcl.load(tmp_path / "model.safetensors", network=module)
-    assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
+    again = saved(learner, tmp_path, x, module)
     assert list(again.parts.run.network.trunk_names) == ["2.weight", "2.bias"]
 
 
 def test_a_frozen_embedding_takes_what_a_learner_hands_on(generator):
     x, y = sentences(generator, 0)
-    learner = evcl.EVCL(GPT(), skip="tokens", epochs=15, lr=0.01)
+    learner = evcl.EVCL(gpt(), skip="tokens", epochs=15, lr=0.01)
     learner.learn((x, y))
     assert (learner.predict(x) == y).double().mean() > 0.9
 
 
 def test_only_the_heads_learn(generator):
     x, y = images(generator, 0)
-    learner = evcl.EVCL(ResNet(), only=[], epochs=2)
+    learner = evcl.EVCL(resnet(), only=[], epochs=2)
     learner.learn((x, y))
     assert learner.predict(x).shape == y.shape
 
@@ -311,16 +296,16 @@ def test_only_the_heads_learn(generator):
 )
 def test_names_that_choose_nothing_are_refused(options, message):
     with pytest.raises(evcl.EvclError, match=message):
-        bayesianize(ResNet(), **options)
+        bayesianize(resnet(), **options)
 
 
 def test_a_part_of_a_layer_cannot_be_chosen():
     with pytest.raises(evcl.EvclError, match=r"'\*.out_proj' chooses nothing: .* inside a layer converted as a whole"):
-        bayesianize(ViT(), skip="*.out_proj")
+        bayesianize(vit(), skip="*.out_proj")
 
 
 def test_tied_weights_are_taken_up_together():
-    module = GPT()
+    module = gpt()
     module.down.weight = nn.Parameter(torch.randn(8, 16))
     module.up = nn.Linear(8, 9, bias=False)
     module.up.weight = module.tokens.weight
@@ -390,11 +375,9 @@ MIXTURES = [
 def test_a_network_that_mixes_examples_is_refused(how, generator):
     x, y = torch.randn(12, 4, generator=generator), torch.arange(12) % 2
     message = "(mixes? the examples|are mixed before|the same number of rows).* Keep the batch as the first axis"
-    vcl = METHODS["vcl"]
-    settings = resolve("vcl", vcl.known_settings, {"epochs": 1})
 
     def train(replicas):
-        run = Run(Mixes(how), vcl, [settings] * replicas, range(replicas), draw=False)
+        run = run_of(Mixes(how), "vcl", range(replicas), epochs=1)
         run.learn([TaskData(x[None], y[None], run.add_head(3, 2))])
 
     with pytest.raises(evcl.EvclError, match=message):
@@ -412,27 +395,16 @@ def test_a_network_that_does_not_mix_is_not_refused(how, generator):
     assert learner.predict(x).shape == (12,)
 
 
-class Repeats(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.token, self.out = nn.Parameter(torch.zeros(1, 4)), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.out(x + self.token.repeat(len(x), 1))
+def repeats():
+    return Net(lambda m, x: m.out(x + m.token.repeat(len(x), 1)), token=torch.zeros(1, 4), out=nn.Linear(4, 3))
 
 
-class Multiplies(nn.Module):
+def multiplies():
     """A parameter [1, ...] that is no token: one copy per example would be another network, without an error."""
-
-    def __init__(self):
-        super().__init__()
-        self.token, self.out = nn.Parameter(torch.randn(1, 4)), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.out(x) * self.token.square().sum()
+    return Net(lambda m, x: m.out(x) * m.token.square().sum(), token=torch.randn(1, 4), out=nn.Linear(4, 3))
 
 
-@pytest.mark.parametrize("make", [Repeats, Multiplies])
+@pytest.mark.parametrize("make", [repeats, multiplies])
 def test_a_token_that_is_not_expanded_is_used_directly(make, generator, tmp_path):
     x, y = torch.randn(6, 4, generator=generator), [0, 1] * 3
     module = make()
@@ -442,68 +414,53 @@ def test_a_token_that_is_not_expanded_is_used_directly(make, generator, tmp_path
     assert len(network.owned) == 0
     assert list(network.direct.names) == ["token"]
     assert (network.layout.views(learner.parts.run.memory.importance)["token"] > 0).any()
-    learner.save(tmp_path / "model.safetensors")
-    again = evcl.load(tmp_path / "model.safetensors", network=make())
-    assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
+    saved(learner, tmp_path, x, make())
     torch.testing.assert_close(learner.mean_network()(x).softmax(1), learner.predict_proba(x))
 
 
-class Unsqueezed(nn.Module):
+def unsqueezed():
     """What the batch shares is given an axis for it."""
 
-    def __init__(self):
-        super().__init__()
-        self.places, self.out = nn.Embedding(4, 5), nn.Linear(5, 3)
+    def run(m, x):
+        return m.out(x.unsqueeze(2) + m.places(torch.arange(4)).unsqueeze(0)).mean(1)
 
-    def forward(self, x):
-        return self.out(x.unsqueeze(2) + self.places(torch.arange(4)).unsqueeze(0)).mean(1)
+    return Net(run, places=nn.Embedding(4, 5), out=nn.Linear(5, 3))
 
 
 def test_what_a_batch_shares_may_be_used_in_any_way(generator, tmp_path):
     """If it is not merely added, the layer is a plain one, whose weights are drawn once per batch."""
     x, y = torch.randn(6, 4, generator=generator), [0, 1] * 3
-    learner = evcl.EVCL(Unsqueezed(), epochs=1)
+    learner = evcl.EVCL(unsqueezed(), epochs=1)
     learner.learn((x, y))
     assert list(learner.parts.run.network.direct.names) == ["places.weight"]
-    learner.save(tmp_path / "model.safetensors")
-    again = evcl.load(tmp_path / "model.safetensors", network=Unsqueezed())
-    assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
-
-
-class Split(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gamma = nn.Parameter(torch.ones(4))
-
-    def forward(self, x, scale=1.0):
-        return (scale * x * self.gamma).split(2, 1)
-
-
-class Splits(nn.Module):
-    def __init__(self, scale=None):
-        super().__init__()
-        self.split, self.more = Split(), () if scale is None else (scale,)
-
-    def forward(self, x):
-        return self.split(x, *self.more)[0]
+    saved(learner, tmp_path, x, unsqueezed())
 
 
 def test_a_layer_taken_whole_turns_a_tensor_into_a_tensor(generator):
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(4))
+
+        def forward(self, x, scale=1.0):
+            return (scale * x * self.gamma).split(2, 1)
+
     data = torch.randn(6, 4, generator=generator), [0, 1] * 3
-    evcl.VCL(Splits(), epochs=1).learn(data)  # as it is, it may take and return anything
+    one, two = (Net(run, split=Split()) for run in (lambda m, x: m.split(x)[0], lambda m, x: m.split(x, 2.0)[0]))
+    evcl.VCL(one, epochs=1).learn(data)  # as it is, it may take and return anything
     evcl.nn.register(Split)
     try:
         with pytest.raises(evcl.EvclError, match=r"'split' \(Split\) returns a tuple, not a tensor: do not register"):
-            evcl.VCL(Splits()).learn(data)
+            evcl.VCL(one).learn(data)
         with pytest.raises(evcl.EvclError, match=r"'split' \(Split\) is registered, so it takes one tensor"):
-            evcl.VCL(Splits(2.0)).learn(data)
+            evcl.VCL(two).learn(data)
     finally:
         del evcl.nn.convert._FORMS[Split]
 
 
 def test_an_index_outside_the_table_is_explained(generator):
     x, y = sentences(generator, 0)
-    learner = evcl.EVCL(GPT(), epochs=1)
+    learner = evcl.EVCL(gpt(), epochs=1)
     with pytest.raises(evcl.EvclError, match=r"'tokens' \(Embedding\) got an index outside its rows 0 to 8"):
         learner.learn((x + 6, y))
 
@@ -527,50 +484,38 @@ def test_a_scripted_module_is_refused():
         evcl.EVCL(torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)))
 
 
-class UsesTheTable(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.inner = nn.Embedding(9, 4), nn.Linear(4, 4)
+def uses_the_table():
+    def run(m, x):
+        return F.linear(m.inner(m.words(x)).mean(1), m.words.weight)
 
-    def forward(self, x):
-        return F.linear(self.inner(self.words(x)).mean(1), self.words.weight)
+    return Net(run, words=nn.Embedding(9, 4), inner=nn.Linear(4, 4))
 
 
 def test_a_weight_that_is_used_past_its_layer(generator, tmp_path):
     """The plain layer takes the place of the Bayesian one, and the weight is drawn once per batch."""
     x, y = torch.randint(9, (20, 3), generator=generator), [0, 1] * 10
-    module = UsesTheTable()
+    module = uses_the_table()
     learner = evcl.EVCL(module, epochs=2)
     learner.learn((x, y))
     network = learner.parts.run.network
     assert list(network.direct.names) == ["words.weight"]
     assert [type(m).__name__ for m in (network.trunk.words, network.trunk.inner)] == ["Embedding", "Linear"]
     assert isinstance(network.trunk.words, nn.Embedding)
-    learner.save(tmp_path / "model.safetensors")
-    again = evcl.load(tmp_path / "model.safetensors", network=UsesTheTable())
-    assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
+    saved(learner, tmp_path, x, uses_the_table())
     mean = learner.parts.run.predict(x[None].float(), 0, [network.posterior.mean])[0]
     torch.testing.assert_close(learner.mean_network()(x).softmax(1), mean)
 
 
-class UsesMore(nn.Module):
-    """Weights of layers that consist of others, used past them."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.reads = nn.Embedding(9, 4), nn.LSTM(4, 4, batch_first=True)
-        self.attends = nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x):
-        h = self.reads(self.words(x))[0]
-        h = self.attends(h, h, h)[0].mean(1)
-        return F.linear(h, self.reads.weight_hh_l0) + F.linear(h, self.attends.in_proj_weight[:4]).repeat(1, 4)
-
-
 @pytest.mark.parametrize("method", ["naive", "evcl"])
 def test_weights_used_past_layers_of_layers(method, generator):
+    def run(m, x):
+        h = m.reads(m.words(x))[0]
+        h = m.attends(h, h, h)[0].mean(1)
+        return F.linear(h, m.reads.weight_hh_l0) + F.linear(h, m.attends.in_proj_weight[:4]).repeat(1, 4)
+
     x, y = torch.randint(9, (20, 3), generator=generator), [0, 1] * 10
-    module = UsesMore()
+    of_layers = nn.LSTM(4, 4, batch_first=True), nn.MultiheadAttention(4, 2, batch_first=True)
+    module = Net(run, words=nn.Embedding(9, 4), reads=of_layers[0], attends=of_layers[1])
     learner = evcl.Learner(module, method, epochs=20)
     learner.learn((x, y))
     network = learner.parts.run.network
@@ -582,23 +527,17 @@ def test_weights_used_past_layers_of_layers(method, generator):
     assert not torch.equal(plain[0].reads.weight_ih_l0, module.reads.weight_ih_l0)  # used by the layer alone
 
 
-class Draws(nn.Module):
-    def __init__(self, how):
-        super().__init__()
-        self.inner, self.how = nn.Linear(4, 4), how
-
-    def forward(self, x):
-        h = self.inner(x)
-        if self.how == "F.dropout":
-            return F.dropout(h)
-        if self.how == "attention":
-            return F.scaled_dot_product_attention(*[h.view(-1, 1, 2, 2)] * 3, dropout_p=0.1).flatten(1)
-        return h + torch.randn_like(h) if self.how == "noise" else F.dropout(h, training=self.training)
+def attends(m, x):
+    return F.scaled_dot_product_attention(*[m.inner(x).view(-1, 1, 2, 2)] * 3, dropout_p=0.1).flatten(1)
 
 
-@pytest.mark.parametrize("how", ["F.dropout", "attention", "noise"])
-def test_a_network_that_draws_from_torchs_generator_is_refused(how, generator):
+@pytest.mark.parametrize(
+    "run", [lambda m, x: F.dropout(m.inner(x)), attends, lambda m, x: m.inner(x) + torch.randn_like(x)]
+)
+def test_a_network_that_draws_from_torchs_generator_is_refused(run, generator):
+    data = torch.randn(6, 4, generator=generator), [0, 1] * 3
     for method in ("naive", "evcl"):
         with pytest.raises(evcl.EvclError, match=r"torch's global generator.*use nn\.Dropout.*only if self\.training"):
-            evcl.Learner(Draws(how), method).learn((torch.randn(6, 4, generator=generator), [0, 1] * 3))
-    evcl.EVCL(Draws("asks"), epochs=1).learn((torch.randn(6, 4, generator=generator), [0, 1] * 3))
+            evcl.Learner(Net(run, inner=nn.Linear(4, 4)), method).learn(data)
+    asks = Net(lambda m, x: F.dropout(m.inner(x), training=m.training), inner=nn.Linear(4, 4))
+    evcl.EVCL(asks, epochs=1).learn(data)

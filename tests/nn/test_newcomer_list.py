@@ -11,6 +11,7 @@ import polars
 import pytest
 import torch
 import torch.nn.functional as F
+from models import Net, saved
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -19,11 +20,7 @@ import evcl
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
-@pytest.fixture(autouse=True)
-def _torch_may_draw_its_own_weights():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("torch_draws")
 
 
 def rows(n=40):
@@ -46,31 +43,28 @@ def learner_of(method="naive", network=None, **options):
 # --- networks --------------------------------------------------------------------------------------------------------
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.words, self.reads = nn.Embedding(9, 4), kind(4, 4, batch_first=True)
-
-    def forward(self, x):
-        return self.reads(self.words(x))[0][:, -1]
+def last(m, x):
+    return m.reads(m.words(x))[0][:, -1]
 
 
-class Cell(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.cell = nn.Embedding(9, 4), nn.GRUCell(4, 4)
-
-    def forward(self, x):
-        h = torch.zeros(len(x), 4)
-        for one in self.words(x).unbind(1):
-            h = self.cell(one, h)
-        return h
+def stepwise(m, x):
+    h = torch.zeros(len(x), 4)
+    for one in m.words(x).unbind(1):
+        h = m.reads(one, h)
+    return h
 
 
 @pytest.mark.parametrize("method", ["evcl", "ewc", "naive"])
-@pytest.mark.parametrize("make", [lambda: Recurrent(nn.LSTM), lambda: Recurrent(nn.GRU), Cell])
-def test_recurrent_networks(make, method):
-    learner = learner_of(method, make(), epochs=15, lr=0.05)
+@pytest.mark.parametrize(
+    ("run", "reads"),
+    [
+        (last, lambda: nn.LSTM(4, 4, batch_first=True)),
+        (last, lambda: nn.GRU(4, 4, batch_first=True)),
+        (stepwise, lambda: nn.GRUCell(4, 4)),
+    ],
+)
+def test_recurrent_networks(run, reads, method):
+    learner = learner_of(method, Net(run, words=nn.Embedding(9, 4), reads=reads()), epochs=15, lr=0.05)
     x, y = words()
     learner.learn((x, y))
     assert learner.measure((x, y)).accuracy > 0.8
@@ -132,43 +126,30 @@ def test_a_network_in_float64_stays_in_float64(tmp_path):
     learner = learner_of("evcl", network)
     learner.learn(X.double(), Y)
     assert learner.predict_proba(X).dtype == torch.float64
-    learner.save(tmp_path / "model.safetensors")
-    loaded = evcl.load(tmp_path / "model.safetensors", network)
-    assert torch.equal(loaded.predict_proba(X), learner.predict_proba(X))
+    saved(learner, tmp_path, X, network)
     assert learner_of(network=network, dtype=torch.float32).parts.run.network.posterior.mean.dtype == torch.float32
     mixed = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4).double())
     assert learner_of(network=mixed).parts.run.network.posterior.mean.dtype == torch.float32
 
 
-def test_deterministic_says_what_it_leaves_fixed():
-    with pytest.warns(UserWarning, match=r"leaves these weights fixed.*'share' \(Mix\)"):
-        learner = learner_of(network=Mix(), unsupported="deterministic")
-    assert "share" not in learner.parts.run.network.trunk_names
-
-
-class Words(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.lstm, self.out = nn.Embedding(9, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.out(self.lstm(self.words(x))[1][0][-1])
-
-
 def test_a_file_from_before_lstms_learned_keeps_its_lstm_fixed(tmp_path):
     """It was saved with unsupported="deterministic" at commit 0ca757a, where an LSTM had no form."""
-    learner = evcl.load(FIXTURES / "deterministic_lstm.safetensors", Words())
+
+    def run(m, x):
+        return m.out(m.lstm(m.words(x))[1][0][-1])
+
+    layers = {"words": nn.Embedding(9, 4), "lstm": nn.LSTM(4, 4, batch_first=True), "out": nn.Linear(4, 4)}
+    network = Net(run, **layers)
+    learner = evcl.load(FIXTURES / "deterministic_lstm.safetensors", network)
     source = torch.Generator().manual_seed(0)
-    for p in Words().parameters():
+    for p in network.parameters():
         torch.empty_like(p).normal_(generator=source)
     x = torch.randint(1, 9, (20, 5), generator=source)
     wanted = [0.6925531625747681, 0.2832271456718445, 0.38371366262435913, 0.666711151599884]
     assert learner.predict_proba(x[:4])[:, 0].tolist() == pytest.approx(wanted, abs=1e-6)
     learner.learn((x, torch.arange(20) % 2), task="more", epochs=1)
     assert not any("lstm" in name for name in learner.parts.run.network.trunk_names)
-    learner.save(tmp_path / "again.safetensors")
-    again = evcl.load(tmp_path / "again.safetensors", Words())
-    assert torch.equal(again.predict_proba(x, "more"), learner.predict_proba(x, "more"))
+    saved(learner, tmp_path, x, network, "more")
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ def test_a_sweep(tmp_path, text, key):
     "change",
     [
         {"nll": {"mean": 0.5, "std": None, "per_seed": [None, None, None]}},
+        {"nll": {"mean": 1e200, "std": None, "per_seed": [0.5, 0.5, 0.5]}},
         {"average_accuracy": {"mean": 0.5, "std": 0.1, "per_seed": [None, 0.5, 0.5]}},
         {"seconds": int("9" * 400)},
         {"memory_bytes": int("9" * 400)},

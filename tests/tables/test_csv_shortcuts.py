@@ -1,8 +1,6 @@
-"""The fast ways through a CSV file (lines that need only splitting, columns of plain numbers) against the slow ones."""
+"""The fast ways through a CSV file (pyarrow, columns of plain numbers) against the slow ones."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from evcl._core.errors import EvclError
 from evcl.tables import survey
-from evcl.tables.csv_file import CsvFile, _Lines
+from evcl.tables.csv_file import CsvFile
 from evcl.tables.fitting import EncoderFitting
 
 NUMBERS = ["1", "-2.5", " 3 ", "1e3", "+.5", "0"]
@@ -48,7 +46,6 @@ def same_both_ways(path, body):
         with pytest.MonkeyPatch.context() as arrow:
             arrow.setattr("evcl.tables.csv_file.LARGE", 0)
             assert fast == outcome(path)
-        patch.setattr(_Lines, "read_plain", lambda *_: None)
         patch.setattr(survey, "plain_numbers", lambda *_: None)
         assert fast == outcome(path)
 
@@ -74,11 +71,3 @@ def test_numbers_that_are_read_all_at_once(path, cells):
 def test_bytes_that_are_no_text_and_lines_that_are_too_long(path):
     same_both_ways(path, b"x,y\n1,2\n1,\xff\n")
     same_both_ways(path, b"x,y\n1,2\n1," + b" " * 1_000_000 + b"2\n")
-
-
-def test_a_plain_file_is_read_without_the_csv_module(path: Path, monkeypatch):
-    """Or the fast way could be lost and nobody would notice."""
-    path.write_text("x,y\n" + "1.5,a\n" * 10)
-    source = CsvFile(path)
-    monkeypatch.setattr(CsvFile, "_read", lambda *_: ([], []))
-    assert [piece.rows for piece in source.pieces(["x"])] == [10]

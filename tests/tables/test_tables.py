@@ -424,7 +424,7 @@ def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
     history = tables.load_model(Path("m")).history
     assert all(line["learned"].startswith("20") for line in history)
     for width in (60, 100):
-        for place in ("models", "say"):
+        for place in ("models", "progress"):
             console = Console(width=width, highlight=False)
             monkeypatch.setattr(f"evcl.cli.{place}.console", lambda console=console: console)
         status, out, _ = model("inspect", "m")

@@ -6,15 +6,15 @@ from functools import partial
 
 import pytest
 import torch
+from checks import run_of
 from torch import nn
 
 import evcl
 from evcl._core.randomness import GeneratorNoise
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, Fit, Round
+from evcl.methods import Fit, Round
 from evcl.nn import bayesianize
 from evcl.nn.chain import Chain, find_chain, find_places, padded
-from evcl.training import Pool, Run, Step, TaskData
+from evcl.training import Pool, Step, TaskData
 from evcl.training.step import Bound, ByAutograd
 
 linear = partial(nn.utils.skip_init, nn.Linear)
@@ -28,20 +28,21 @@ class Handed:
         return out.copy_(torch.linspace(-2, 2, r * b).view(r, b, 1))
 
 
-def passes(replicas, bayesian, bias, heads, shared, dtype=torch.float64, low=None):
-    """[(nll, gradients)] of the chain and of autograd, for the same rows and noise."""
+def passes(replicas, bayesian, bias, heads, shared, dtype=torch.float64, low=None, weighted=False):
+    """[(nll, gradients)] of the chain and of autograd, for the same rows and noise; the last head may have weights."""
     source = torch.Generator().manual_seed(0)
     plain = nn.Sequential(
         nn.Flatten(), linear(6, 5, bias=bias), nn.ReLU(), linear(5, 4, bias=bias), nn.ReLU(inplace=True)
     )
-    method = METHODS["evcl" if bayesian else "ewc"]
-    settings = [resolve(method.name, method.known_settings, {"init_std": 0.3} if bayesian else {})] * replicas
-    run = Run(plain, method, settings, range(replicas), draw=True, dtype=dtype)
+    method, given = ("evcl", {"init_std": 0.3}) if bayesian else ("ewc", {})
+    run = run_of(method, plain, given, range(replicas), dtype=dtype)
     tasks = []
     for k in range(heads):
         x = torch.randn(1 if shared else replicas, 9, 2, 3, generator=source, dtype=dtype)
         x[:, 0] = 0  # without a bias there is no variance here
-        tasks.append(TaskData(x, torch.arange(9).expand(len(x), 9) % (2 + k), run.add_head(4, 2 + k)))
+        y = torch.arange(9).expand(len(x), 9) % (2 + k)
+        w = torch.rand(len(x), 9, generator=source, dtype=dtype) if weighted and k == heads - 1 else None
+        tasks.append(TaskData(x, y, run.add_head(4, 2 + k), w))
     network, pool = run.network, Pool(tasks, run.classes)
     layout = network.layout.part(network.names_of(pool.heads))
     rows = torch.stack([torch.randperm(len(pool), generator=source)[:8] for _ in range(replicas)])
@@ -70,6 +71,17 @@ def test_a_chain_is_autograds(replicas, bayesian, bias, heads, shared):
     fast, slow = passes(replicas, bayesian, bias, heads, shared)
     torch.testing.assert_close(fast[0], slow[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(fast[1], slow[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("bayesian", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("form", ["float64", "float32", "compiled"])
+def test_weights_in_a_chain_are_those_of_autograd(replicas, bayesian, shared, form, monkeypatch):
+    monkeypatch.setenv("EVCL_NATIVE", str(int(form == "compiled")))
+    dtype = torch.float64 if form == "float64" else torch.float32
+    close = {"rtol": 1e-10, "atol": 1e-12} if form == "float64" else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(*passes(replicas, bayesian, True, 2, shared, dtype, weighted=True), **close)
 
 
 def test_a_chain_in_bf16_is_close_and_keeps_float32():
@@ -103,12 +115,9 @@ def test_what_is_a_chain():
 
 def test_a_step_takes_no_memory():
     """Once it has run: of batches of both sizes."""
-    settings = resolve(
-        "evcl", METHODS["evcl"].known_settings, {"batch_size": 8, "epochs": 1, "lr": 0.005, "std_rate": 0.01}
-    )
-    run = Run(evcl.nn.mlp(6, [5, 5]), METHODS["evcl"], [settings], [0], draw=True)
-    head = run.add_head(5, 2)
-    task = TaskData(torch.rand(1, 20, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 20).long(), head)
+    given = {"batch_size": 8, "epochs": 1, "lr": 0.005, "std_rate": 0.01}
+    run = run_of("evcl", evcl.nn.mlp(6, [5, 5]), given, heads=(5, [2]))
+    task = TaskData(torch.rand(1, 20, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 20).long(), 0)
     run.learn([task])
     pool, network = Pool([task], run.classes), run.network
     round_ = Round(1, [task], network, network.posterior, run.seen, run.seeds, run.likelihood)
@@ -127,9 +136,7 @@ def test_a_step_takes_no_memory():
 
 
 def test_padding_rounds_widths_and_leaves_classes():
-    run = Run(evcl.nn.mlp(6, [5, 3]), METHODS["naive"], [resolve("naive", METHODS["naive"].known_settings, {})], [0],
-              draw=True)  # fmt: skip
-    run.add_head(3, 2)
+    run = run_of("naive", evcl.nn.mlp(6, [5, 3]), heads=(3, [2]))
     chain = find_chain(run.network, torch.zeros(1, 9, 6))
     names = run.network.names_of([0])
     layout = run.network.layout.part(names, padded(chain, run.network.layout, [0], 4), 4)

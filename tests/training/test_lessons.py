@@ -8,6 +8,8 @@ import shutil
 
 import pytest
 import torch
+from calls import counted
+from checks import run_of
 
 import evcl
 from evcl._core.randomness import GeneratorNoise
@@ -15,7 +17,7 @@ from evcl._core.settings import resolve
 from evcl.kernels.native import native
 from evcl.methods import METHODS, Distillation, Fit, Loss, TaskData
 from evcl.nn.chain import Chain, find_chain
-from evcl.training import Pool, Run, Step
+from evcl.training import Pool, Step
 from evcl.training.lessons import all_heads, find_lessons
 from evcl.training.step import ByAutograd
 
@@ -73,9 +75,8 @@ class Case:
         given = {"init_std": 0.3, "std_rate": 0.01, "std_update": "adam"} if method == "evcl" else {}
         self.settings = resolve(method, METHODS[method].known_settings, {"lr": 0.005, **given})
         more = {"dtype": dtype} if precision is None else {"precision": precision}
-        each = [self.settings] * REPLICAS
-        self.run = Run(evcl.nn.mlp(6, HIDDEN), METHODS[method], each, range(REPLICAS), draw=True, **more)
-        self.run.add_heads(HIDDEN[-1], CLASSES)
+        heads = HIDDEN[-1], CLASSES
+        self.run = run_of(method, evcl.nn.mlp(6, HIDDEN), self.settings, range(REPLICAS), heads, **more)
         tasks, n = [], len(data) * EXAMPLES
         for k in data:
             x = torch.randn(1 if shared else REPLICAS, EXAMPLES, 6, generator=source, dtype=dtype)
@@ -137,7 +138,7 @@ def test_lessons_are_autograds(method, data, taught, weighted, shared, by_exampl
 def test_compiled_lessons_are_the_plain_ones(monkeypatch, method, data, weighted, by_example):
     assert native() is not None
     fast, slow = Case(method, F32, data, (2, 0, 1), weighted, by_example=by_example).both()
-    monkeypatch.setattr("evcl.nn.chain.native", lambda: None)
+    monkeypatch.setenv("EVCL_NATIVE", "0")
     plain, _ = Case(method, F32, data, (2, 0, 1), weighted, by_example=by_example).both()
     for other in (slow, plain):
         for a, b in zip(fast, other, strict=True):
@@ -246,13 +247,12 @@ def test_a_replica_that_is_not_taught_draws_what_it_draws_alone():
     assert not torch.allclose(moved[2], moved[0], rtol=1e-3)
 
 
-def learned(monkeypatch, apart):
-    """The weights after three tasks of LwF, each with a head of its own, and what was said of its losses."""
+def learned(apart):
+    """The weights after three tasks of LwF, each with a head of its own; a network that is watched is no chain."""
+    given, heads = {"epochs": 3, "batch_size": 8, "lr": 0.005}, (HIDDEN[-1], CLASSES)
+    run = run_of("lwf", evcl.nn.mlp(6, HIDDEN), given, range(2), heads, dtype=F64)
     if apart:
-        monkeypatch.setattr("evcl.training.step.find_lessons", lambda *_: None)
-    settings = resolve("lwf", METHODS["lwf"].known_settings, {"epochs": 3, "batch_size": 8, "lr": 0.005})
-    run = Run(evcl.nn.mlp(6, HIDDEN), METHODS["lwf"], [settings] * 2, range(2), draw=True, dtype=F64)
-    run.add_heads(HIDDEN[-1], CLASSES)
+        run.network.trunk[1].register_forward_hook(lambda *_: None)
     source = torch.Generator().manual_seed(0)
     for k in range(3):
         x = torch.randn(1, EXAMPLES, 6, generator=source, dtype=F64)
@@ -260,7 +260,9 @@ def learned(monkeypatch, apart):
     return run.network.posterior.mean
 
 
-def test_a_stream_ends_where_autograd_ends(monkeypatch):
+def test_a_stream_ends_where_autograd_ends():
     """Plain weights: no noise is drawn, so that the two differ in rounding alone."""
-    fast = learned(monkeypatch, False)
-    torch.testing.assert_close(fast, learned(monkeypatch, True), rtol=1e-7, atol=1e-9)
+    with counted() as calls:
+        fast = learned(False)
+    assert calls["find_lessons"] > 0
+    torch.testing.assert_close(fast, learned(True), rtol=1e-7, atol=1e-9)

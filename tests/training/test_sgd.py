@@ -1,21 +1,20 @@
-"""SGD: torch's own is the reference, for the rule alone and for whole runs."""
+"""Adam and SGD: torch's own are the reference, for the rules alone and for whole runs."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
+from checks import run_of as run_with
 from interrupted import assert_stopped_run_ends_the_same
 from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.randomness import GeneratorNoise
-from evcl._core.settings import resolve
 from evcl.experiments import configure
-from evcl.methods import METHODS, TaskData
-from evcl.training import Run
-from evcl.training.rules import SGD
+from evcl.methods import TaskData
+from evcl.training.rules import SGD, Adam
 
 F64 = torch.float64
 
@@ -27,35 +26,55 @@ def tasks(generator, count=2, rows=23):
 
 def run_of(method, replicas=1, dtype=F64, each=({},), **given):
     usual = {"epochs": 3, "batch_size": 8, "optimizer": "sgd", "lr": 0.05, **given}
-    settings = [resolve(method, METHODS[method].known_settings, {**usual, **one}) for one in each]
-    settings = settings * (replicas // len(settings))
-    run = Run(evcl.nn.mlp(5, [7]), METHODS[method], settings, range(replicas), draw=True, dtype=dtype)
-    run.add_heads(7, [2, 2])
-    return run
+    each = [{**usual, **one} for one in each] * (replicas // len(each))
+    return run_with(method, evcl.nn.mlp(5, [7]), each, range(replicas), (7, [2, 2]), dtype=dtype)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_it_is_torchs_sgd_with_a_rate_a_replica(momentum, generator):
+@pytest.mark.parametrize("rule", ["adam", "sgd", "momentum"])
+def test_it_is_torchs_with_a_rate_a_replica(rule, generator):
+    momentum = 0.9 if rule == "momentum" else 0.0
     start = torch.randn(3, 20, generator=generator, dtype=F64)
     grads = torch.randn(30, 3, 20, generator=generator, dtype=F64)
     grads[:, :, 0] = 0
     rates = [1e-3, 1e-2, 0.3]
     for lr in (torch.tensor(rates, dtype=F64).unsqueeze(1), 0.01):
         ours = start.clone()
-        sgd = SGD(ours, lr, momentum)
+        made = Adam(ours, lr) if rule == "adam" else SGD(ours, lr, momentum)
         for grad in grads:
-            sgd.step(grad, torch.empty_like(grad))
+            made.step(grad, torch.empty_like(grad))
         for r in range(3):
-            theirs = nn.Parameter(start[r].clone())
-            optimiser = torch.optim.SGD(
-                [theirs], lr=rates[r] if isinstance(lr, torch.Tensor) else lr, momentum=momentum
-            )
+            theirs, own = nn.Parameter(start[r].clone()), rates[r] if isinstance(lr, torch.Tensor) else lr
+            optimiser = torch.optim.SGD([theirs], own, momentum)
+            if rule == "adam":
+                optimiser = torch.optim.Adam([theirs], own)
             for grad in grads:
                 theirs.grad = grad[r].clone()
                 optimiser.step()
             torch.testing.assert_close(ours[r], theirs.detach(), rtol=1e-12, atol=1e-14)
         assert torch.equal(ours[:, 0], start[:, 0])  # no gradient, no move
-    assert len(sgd.state()) == (3 if momentum else 2)
+    assert rule == "adam" or len(made.state()) == (3 if momentum else 2)
+
+
+def changed(*args, **kwargs):
+    raise TypeError("_fused_adam_() got an unexpected keyword argument 'lr'")
+
+
+@pytest.mark.parametrize("instead", [None, changed])
+def test_a_torch_without_its_private_kernel_gives_the_same_numbers(instead, generator, monkeypatch):
+    grads = torch.randn(30, 3, 20, generator=generator, dtype=F64)
+
+    def moved():
+        adam = Adam(torch.ones(3, 20, dtype=F64), 0.01)
+        for grad in grads:
+            adam.step(grad, torch.empty_like(grad))
+        return adam.state()
+
+    fused = moved()
+    monkeypatch.delattr(torch, "_fused_adam_")
+    if instead is not None:
+        monkeypatch.setattr(torch, "_fused_adam_", instead, raising=False)
+    for ours, theirs in zip(moved(), fused, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -90,23 +109,16 @@ def test_springs_are_what_autograd_makes_of_the_terms(method, rounds, dtype):
     """float32 would take the compiled update of Adam, if it were Adam."""
     found = {}
     for name, reference in ((method, False), (method, True), ("naive", False)):
-        run = run_of(
-            name,
-            dtype=dtype,
-            momentum=0.5,
-            **({"tempering": 5.0, "std_update": "adam", "std_lr_scale": 0.1} if name == "vcl" else {}),
-        )
+        more = {"tempering": 5.0, "std_update": "adam", "std_lr_scale": 0.1} if name == "vcl" else {}
+        run = run_of(name, dtype=dtype, momentum=0.5, **more)
         for task in tasks(torch.Generator().manual_seed(0))[:rounds]:
             noise = GeneratorNoise([torch.Generator().manual_seed(1)])
-            run.learn([_as(task, dtype)], noise=noise, reference=reference)
+            data = TaskData(task.x.to(dtype), task.y, task.head, task=task.task)
+            run.learn([data], noise=noise, reference=reference)
         found[name, reference] = run.network.posterior.mean
     tolerance = 1e-9 if dtype is F64 else 1e-4
     torch.testing.assert_close(found[method, False], found[method, True], rtol=tolerance, atol=tolerance)
     assert float((found["naive", False] - found[method, False]).abs().max()) > 1e-3
-
-
-def _as(task, dtype):
-    return TaskData(task.x.to(dtype), task.y, task.head, task=task.task)
 
 
 def test_replicas_with_their_own_momentum_end_as_alone(generator):
@@ -115,11 +127,8 @@ def test_replicas_with_their_own_momentum_end_as_alone(generator):
     for task in data:
         beside.learn([task])
     for r, one in enumerate(each):
-        settings = resolve(
-            "ewc", METHODS["ewc"].known_settings, {"epochs": 3, "batch_size": 8, "optimizer": "sgd", **one}
-        )
-        alone = Run(evcl.nn.mlp(5, [7]), METHODS["ewc"], [settings], [r], draw=True, dtype=F64)
-        alone.add_heads(7, [2, 2])
+        usual = {"epochs": 3, "batch_size": 8, "optimizer": "sgd"}
+        alone = run_with("ewc", evcl.nn.mlp(5, [7]), {**usual, **one}, [r], (7, [2, 2]), dtype=F64)
         for task in data:
             alone.learn([task])
         torch.testing.assert_close(

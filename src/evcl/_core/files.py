@@ -20,7 +20,7 @@ from evcl._core.bounds import MOST_DESCRIPTION, MOST_HEADER, MOST_TENSORS
 from evcl._core.errors import EvclError, extra
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 
 def cache_folder() -> Path:
@@ -99,7 +99,7 @@ def parsed(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def in_lines(content: Any, depth: int, indent: str = "") -> str:
+def in_lines(content: object, depth: int, indent: str = "") -> str:
     """JSON with one line per entry in the outer `depth` levels; deeper levels stay on the line of their entry. Such a
     file gives readable diffs, without a line for every number.
     """
@@ -277,7 +277,7 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
     if sys.byteorder != "little":
         raise EvclError("model files are written on little-endian machines only")
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0
     for name in order:
         tensor = tensors[name]
@@ -305,7 +305,7 @@ def write_tensors(path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
             file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
 
-def _kinds() -> dict[Any, str]:
+def _kinds() -> dict[dtype, str]:
     """torch's types, as safetensors calls them."""
     import torch
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 
 def lazily(
     package: str, names: Mapping[str, str], submodules: Iterable[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package. `names` maps each module to the names it exports, separated by
     spaces; `submodules` become attributes too.
     """
     sources = {name: module for module, some in names.items() for name in some.split()}
     modules = frozenset(submodules)
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in sources:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evcl.cli.options import one_thread
-from evcl.cli.progress import console
+from evcl.cli.progress import console, plain_table
 from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shortened, size_of
 from evcl.cli.stream import inspect_stream
 
@@ -48,8 +48,6 @@ def inspect(
 
 def _show_table(found: tables.Model, voice: Voice) -> None:
     """Show what is known of a model of evcl learn."""
-    from rich.table import Table
-
     from evcl.tables.earlier import standing, unknown
 
     learner = found.learner
@@ -64,16 +62,13 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
         voice.fact("keeps", f"{learner.kept:,} rows of earlier tasks, which it rehearses")
     if len(learner.heads) > 1:
         voice.fact("heads", shortened(list(learner.heads)))
-    table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
     if found.numeric:
-        _show_numbers(found, table)
+        _show_numbers(found)
         return
     now = standing(found)
     wide = console().width >= 80 or not now
-    columns = ["task", "learned", "rows", "accuracy", *(["now"] if now else []), *(["ECE"] if wide else [])]
-    columns += ["entropy", "epistemic"]
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
+    more = [*(["now"] if now else []), *(["ECE"] if wide else [])]
+    table = _table("accuracy", *more, "entropy", "epistemic")
     for line in found.history:
         measured = ["-"] * 4
         if line["held_out"]:
@@ -95,11 +90,17 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
         console().print(f"Accuracy now, not known: {shortened(tasks)} ({why}).")
 
 
-def _show_numbers(found: tables.Model, table: Table) -> None:
-    """Show what is known of the tasks of a model that learns a number."""
+def _table(*columns: str) -> Table:
+    """A table with a line for each task."""
+    table = plain_table("task", "learned", "rows", *columns, left=2, wide=console().width >= 80, overflow="fold")
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    return table
 
-    for i, column in enumerate(("task", "learned", "rows", "RMSE", "deviation", "coverage", "NLL")):
-        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
+
+def _show_numbers(found: tables.Model) -> None:
+    """Show what is known of the tasks of a model that learns a number."""
+    table = _table("RMSE", "deviation", "coverage", "NLL")
     for line in found.history:
         held = ["-", f"{line['deviation']:.4g}", "-", "-"]
         if line["held_out"]:
@@ -146,14 +147,10 @@ def _head_lines(model: Path, card: dict[str, Any], voice: Voice) -> None:
 
 def _show_learner(card: dict[str, Any], voice: Voice) -> None:
     """Show the card of a model that was saved from Python."""
-    from rich.table import Table
-
     voice.fact("weights", f"{card['weights']:,} that learn" + (", adapters of a base model" if "base" in card else ""))
     for name, classes in list(card["heads"].items())[:12]:
         voice.fact("head", f"{name}: {shortened([str(label) for label in classes])}")
-    table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
-    for i, column in enumerate(("task", "learned", "rows", "classes", "epochs", "accuracy", "NLL", "ECE")):
-        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
+    table = _table("classes", "epochs", "accuracy", "NLL", "ECE")
     for line in card["tasks"]:
         held = line.get("validation")
         measured = (

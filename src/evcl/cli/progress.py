@@ -18,15 +18,13 @@ from evcl.callbacks import Callback, Epoch
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import TextColumn
     from rich.table import Table
 
     from evcl.experiments import Config, Event, Failure, Result
     from evcl.experiments.paper import Forecast
 
     OnEvent = Callable[[int, Event], None]
-    OnForecast = Callable[[int, Event, Forecast], None]
-    OnResult = Callable[[int, Config, Result], None]
+    Show = Callable[..., None]
 
 
 @cache
@@ -52,74 +50,74 @@ def echo(text: str, err: bool = False) -> None:
     typer.echo(shown(text), err=err)
 
 
-def _column(text: str) -> TextColumn:
-    """A column of a progress bar, whose text is shown as it is."""
-    from rich.progress import TextColumn
+def print_line(text: str) -> None:
+    """Print a line to the console, not folded to its width."""
+    console().print(text, soft_wrap=True)
 
-    return TextColumn(text, markup=False)
+
+def plain_table(*columns: str, left: int = 1, wide: bool = True, **options: Any) -> Table:
+    """A table without lines. All columns but the first `left` are of numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i >= left else "left", **options)
+    return table
+
+
+@contextmanager
+def bars(*names: str, state: str = "", transient: bool = False, silent: bool = False) -> Iterator[Show]:
+    """Show bars with these names on a terminal, and nothing elsewhere. Yields `show(done, state, total=1, bar=0)`."""
+    if silent or not console().is_terminal:
+        yield lambda *_, **__: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    texts = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[state]}"))
+    columns = (next(texts), BarColumn(), next(texts), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(), transient=transient) as shown_bars:
+        ids = [shown_bars.add_task(shown(name, line=True), total=None, state=state, start=False) for name in names]
+
+        def show(done: float, state: str, total: float = 1, bar: int = 0) -> None:
+            if not shown_bars.tasks[bar].started:
+                shown_bars.start_task(ids[bar])
+            shown_bars.update(ids[bar], completed=done, total=total, state=state)
+
+        yield show
 
 
 @contextmanager
 def progress(configs: list[Config]) -> Iterator[OnEvent]:
     """Show one bar per run on a terminal, one line per task elsewhere; yields `on_event(index, event)`."""
-    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-
-    if not console().is_terminal:
-        yield lambda index, event: _line(configs[index], event)
-        return
-    columns = (_column("{task.description}"), BarColumn(), _column("{task.fields[state]}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console()) as bars:
-        ids = [
-            bars.add_task(shown(config.name, line=True), total=1, state="waiting", start=False) for config in configs
-        ]
+    with bars(*(config.name for config in configs), state="waiting") as show:
 
         def on_event(index: int, event: Event) -> None:
-            _note(event)
-            if not bars.tasks[index].started:
-                bars.start_task(ids[index])
-            state = f"task {event.task + 1}/{event.tasks}"
-            if event.accuracy is not None:
-                state += f"  {experiments.score_of(configs[index].benchmark).text(event.accuracy)}"
-            bars.update(ids[index], completed=event.done, state=state)
+            config = configs[index]
+            if event.note is not None:
+                sys.stderr.write(f"evcl: {shown(event.note, line=True)}\n")
+            value = "" if event.accuracy is None else experiments.score_of(config.benchmark).text(event.accuracy)
+            show(event.done, f"task {event.task + 1}/{event.tasks}  {value}", bar=index)
+            if value and not console().is_terminal:
+                seen = "on it" if event.task == 0 else f"on average over tasks 1 to {event.task + 1}"
+                whose = "" if event.seeds == config.seeds else f" seed {', '.join(map(str, event.seeds))}"
+                print_line(f"{config.name}{whose}: task {event.task + 1} of {event.tasks} learned, {value} {seen}")
 
         yield on_event
 
 
-def _note(event: Event) -> None:
-    if event.note is not None:
-        sys.stderr.write(f"evcl: {shown(event.note, line=True)}\n")
-
-
-def _line(config: Config, event: Event) -> None:
-    _note(event)
-    if event.accuracy is not None:
-        seen = "on it" if event.task == 0 else f"on average over tasks 1 to {event.task + 1}"
-        learned = f"task {event.task + 1} of {event.tasks} learned"
-        whose = "" if event.seeds == config.seeds else f" seed {', '.join(map(str, event.seeds))}"
-        value = experiments.score_of(config.benchmark).text(event.accuracy)
-        console().print(f"{config.name}{whose}: {learned}, {value} {seen}", soft_wrap=True)
-
-
 @contextmanager
-def forecast_bar(total: int) -> Iterator[tuple[OnForecast, OnResult]]:
+def forecast_bar(total: int) -> Iterator[tuple[Callable[[int, Event, Forecast], None], Callable[..., None]]]:
     """Show one bar for all runs, with the remaining time; yields the callbacks `on_event` and `on_result`."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
-
-    def on_result(count: int, config: Config, result: Result) -> None:
-        mean = result.measure(result.score).mean
-        value = "diverged" if mean is None else experiments.score_of(config.benchmark).text(mean)
-        console().print(f"{count} of {total}: {config.name} {value}", soft_wrap=True)
-
-    if not console().is_terminal:
-        yield (lambda i, event, forecast: None), on_result
-        return
-    columns = (_column("{task.description}"), BarColumn(), TaskProgressColumn(), _column("{task.fields[left]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console()) as bars:
-        bar = bars.add_task("everything", total=1, left="")
+    with bars("everything") as show:
 
         def on_event(i: int, event: Event, forecast: Forecast) -> None:
             left = forecast.remaining()
-            bars.update(bar, completed=forecast.part, left="" if left is None else f"{_duration(left)} left")
+            show(forecast.part, f"{forecast.part:.0%}{'' if left is None else f', {_duration(left)} left'}")
+
+        def on_result(count: int, config: Config, result: Result) -> None:
+            mean = result.measure(result.score).mean
+            value = "diverged" if mean is None else experiments.score_of(config.benchmark).text(mean)
+            print_line(f"{count} of {total}: {config.name} {value}")
 
         yield on_event, on_result
 
@@ -132,20 +130,13 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def trials_bar() -> Iterator[OnEvent]:
     """Show one bar for all trials; yields the callback that takes their events."""
-    from rich.progress import BarColumn, Progress, TimeElapsedColumn
-
-    if not console().is_terminal:
-        yield lambda i, event: None
-        return
     parts: dict[int, float] = {}
-    columns = (_column("trials"), BarColumn(), _column("{task.fields[state]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console()) as bars:
-        bar = bars.add_task("", total=1, state="")
+    with bars("trials") as show:
 
         def heard(i: int, event: Event) -> None:
             parts[i] = event.done
             ended = sum(done >= 1 for done in parts.values())
-            bars.update(bar, completed=sum(parts.values()), total=len(parts), state=f"{ended} done, {len(parts)} begun")
+            show(sum(parts.values()), f"{ended} done, {len(parts)} begun", len(parts))
 
         yield heard
 
@@ -156,48 +147,34 @@ def cells_bar(cells: Sequence[Config]) -> Iterator[tuple[Callable[..., None], Ca
 
     Yields two callbacks: for the events of running cells, and for cells that have ended.
     """
-    from rich.progress import BarColumn, Progress, TimeElapsedColumn
-
     ended, total = 0, len(cells)
+    parts: dict[int, float] = {}
     alike: dict[str, list[Config]] = {}
     for each in cells:
         alike.setdefault(each.name, []).append(each)
     varied = {name: experiments.varied([{"settings": one.settings} for one in some]) for name, some in alike.items()}
+    with bars("cells") as show:
 
-    def line(cell: Config, outcome: Result | Failure) -> None:
-        if isinstance(outcome, experiments.Failure):
-            how = f"failed: {outcome.message}"
-        else:
-            mean = outcome.measure(outcome.score).mean
-            how = "done" if mean is None else experiments.score_of(cell.benchmark).text(mean)
-        chosen = "".join(f" {name}={cell.settings[name]}" for name in varied[cell.name])
-        console().print(f"{ended} of {total}: {cell.name}{chosen} seed {cell.seed}: {how}", soft_wrap=True)
-
-    if not console().is_terminal:
-
-        def told(i: int, cell: Config, outcome: Result | Failure) -> None:
-            nonlocal ended
-            ended += 1
-            line(cell, outcome)
-
-        yield (lambda some, event: None), told
-        return
-    parts: dict[int, float] = {}
-    columns = (_column("cells"), BarColumn(), _column("{task.fields[state]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console()) as bars:
-        bar = bars.add_task("", total=total, state="")
-
-        def heard(some: Sequence[int], event: Event) -> None:
-            parts.update(dict.fromkeys(some, event.done))
-            bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
+        def heard(some: Sequence[int], event: Event | None) -> None:
+            if event is not None:
+                parts.update(dict.fromkeys(some, event.done))
+            show(ended + sum(parts.values()), f"{ended} of {total}", total)
 
         def end(i: int, cell: Config, outcome: Result | Failure) -> None:
             nonlocal ended
             ended += 1
             parts.pop(i, None)
-            bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
+            heard([], None)
+            failed = isinstance(outcome, experiments.Failure)
+            if console().is_terminal and not failed:
+                return
             if isinstance(outcome, experiments.Failure):
-                line(cell, outcome)
+                how = f"failed: {outcome.message}"
+            else:
+                mean = outcome.measure(outcome.score).mean
+                how = "done" if mean is None else experiments.score_of(cell.benchmark).text(mean)
+            chosen = "".join(f" {name}={cell.settings[name]}" for name in varied[cell.name])
+            print_line(f"{ended} of {total}: {cell.name}{chosen} seed {cell.seed}: {how}")
 
         yield heard, end
 
@@ -207,19 +184,11 @@ def epochs_bar(task: str, silent: bool = False) -> Iterator[list[Callback]]:
     """Show a bar over the epochs of a task on a terminal, and nothing elsewhere: the result is printed anyway. Yields
     the callbacks for `learn`.
     """
-    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-
-    if silent or not console().is_terminal:
-        yield []
-        return
-    columns = (_column("{task.description}"), BarColumn(), _column("{task.fields[state]}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(), transient=True) as bars:
-        bar = bars.add_task(shown(task, line=True), total=None, state="reading")
+    with bars(task, state="reading", transient=True, silent=silent) as show:
 
         class Bar(Callback):
             def end_epoch(self, epoch: Epoch) -> None:
-                state = f"epoch {epoch.epoch}/{epoch.epochs}"
-                bars.update(bar, completed=epoch.epoch, total=epoch.epochs, state=state)
+                show(epoch.epoch, f"epoch {epoch.epoch}/{epoch.epochs}", epoch.epochs)
 
         yield [Bar()]
 
@@ -260,10 +229,9 @@ def write_report_of(folder: Path, title: str) -> None:
 
     written = write_report(folder, title, date.today().isoformat())
     drawn, tables = (sum(path.suffix == ending for path in written) for ending in (".svg", ".csv"))
-    console().print(f"figures: {folder / 'figures'} ({drawn}, each as SVG, PNG and PDF)", soft_wrap=True)
-    beside = f"; {tables} as CSV and LaTeX in {folder / 'tables'}"
-    console().print(f"tables:  {written[-2]}{beside}", soft_wrap=True)
-    console().print(f"page:    {written[-1]}", soft_wrap=True)
+    print_line(f"figures: {folder / 'figures'} ({drawn}, each as SVG, PNG and PDF)")
+    print_line(f"tables:  {written[-2]}; {tables} as CSV and LaTeX in {folder / 'tables'}")
+    print_line(f"page:    {written[-1]}")
 
 
 def print_trials(found: Mapping[str, Any], count: int = 3) -> None:

@@ -34,7 +34,7 @@ from evcl.cli.options import (
     takes_options,
     usage,
 )
-from evcl.cli.progress import console, print_tables, progress
+from evcl.cli.progress import print_line, print_tables, progress
 
 if TYPE_CHECKING:
     from evcl._core.ranks import Ranks
@@ -115,7 +115,7 @@ def run(options: RunOptions) -> None:
     if result is None:
         return
     print_tables([result])
-    console().print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
+    print_line(f"result: {folder / experiments.RESULT}")
 
 
 def _configured(options: RunOptions) -> Config:
@@ -148,12 +148,12 @@ def _found_or_made(config: Config, folder: Path, options: RunOptions, group: Ran
             result = experiments.open_folder(folder, config, replaces)
         if result is not None if group is None else group.first(result is not None, config.device):
             if first:
-                console().print(DONE.format(folder))
+                print_line(DONE.format(folder))
             return result
         if not first:  # process 0 has removed the old files by now
             checkpoints, replaces = experiments.open_checkpoints(folder, config, seconds, resume), False
         elif resume and not checkpoints.resume:
-            console().print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
+            print_line(f"{folder} holds no checkpoint: the run starts from the beginning")
         if first and config.log is not None and not checkpoints.resume:
             config.log.clear()  # the run starts over, and so does its log
         return _run_and_write(config, folder, checkpoints, replaces, group)

@@ -1,22 +1,56 @@
-"""What the commands for models print: facts, one per line, or one JSON object."""
+"""What the commands for models share: options, and printing of facts, one per line, or of one JSON object."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evcl.cli.options import Usage
-from evcl.cli.progress import console, echo
+from evcl.cli.progress import echo, print_line
 
 if TYPE_CHECKING:
     from evcl import tables
+    from evcl.tables.source import Dialect
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing, except errors.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """The options of commands that read a user's files."""
+
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out. May be repeated.")
+    ] = None
+    separator: Annotated[str | None, typer.Option(help="What separates columns: ; or tab or space [detected].")] = None
+    decimal: Annotated[str | None, typer.Option(help="The decimal sign, . or , [detected].")] = None
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A text or number that means a missing value. May be repeated."),
+    ] = None
+    query: Annotated[str | None, typer.Option(help="SQL that selects the rows, if the data is a DuckDB database.")] = (
+        None
+    )
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    def dialect(self) -> Dialect:
+        """How texts of the file are written."""
+        from evcl.tables.source import Dialect
+
+        named = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ","}
+        separator = None if self.separator is None else named.get(self.separator, self.separator)
+        if separator is not None and (len(separator) != 1 or separator.isalnum() or separator in '."\n'):
+            raise Usage(f"--separator takes one character, tab or space, not {separator!r}")
+        if self.decimal not in (None, ".", ","):
+            raise Usage(f"--decimal must be . or , not {self.decimal!r}")
+        return Dialect(separator, self.decimal, tuple(self.missing or ()), self.query)
 
 
 class Voice:
@@ -33,7 +67,7 @@ class Voice:
         if self._to_stderr:
             echo(text, err=True)
         else:
-            console().print(text, soft_wrap=True)
+            print_line(text)
 
     def fact(self, name: str, text: str) -> None:
         self.say(f"{name:<8} {text}")
@@ -45,14 +79,17 @@ class Voice:
 
 def columns_of(model: tables.Model) -> str:
     """How each column was read; for example, a code that is text shows up as a category."""
-    encoder = model.encoder
-    return shortened([name + _kind(encoder.parts(name)[0], len(encoder.texts(name))) for name in encoder.names])
+    from evcl.tables.encoding import Number
 
-
-def _kind(part: Any, texts: int) -> str:
-    if part.kind == "number":
-        return f" ({' x '.join(map(str, part.shape))} numbers)" if part.shape else ""
-    return " (dates)" if part.kind == "time" else f" ({many(texts, 'category', 'categories')})"
+    encoder, names = model.encoder, []
+    for name in encoder.names:
+        part, texts = encoder.parts(name)[0], len(encoder.texts(name))
+        if isinstance(part, Number):
+            kind = f" ({' x '.join(map(str, part.shape))} numbers)" if part.shape else ""
+        else:
+            kind = " (dates)" if part.kind == "time" else f" ({many(texts, 'category', 'categories')})"
+        names.append(name + kind)
+    return shortened(names)
 
 
 def shortened(names: list[str], most: int = 12) -> str:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
-from evcl.cli.options import Usage, one_thread, usage
-from evcl.cli.progress import console
-from evcl.cli.say import AsJson, Quiet, Voice, many, percent, shortened, size_of
-from evcl.cli.tables import Decimal, Drop, MissingValue, Query, Separator, _dialect
+from evcl.cli.options import one_thread, takes_options, usage
+from evcl.cli.progress import bars, console, plain_table
+from evcl.cli.say import FileOptions, Voice, many, percent, shortened, size_of
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
     from rich.table import Table
 
+    from evcl.cli.progress import Show
     from evcl.streams.files import Files
     from evcl.streams.table import Raised, TableStream
 
@@ -27,26 +25,23 @@ NAMES = {"nll": "log-loss", "brier": "Brier", "ece": "ECE", "rmse": "RMSE"}
 LINES = 10  # this many lines of progress where there is no terminal
 
 
-def stream(
-    data: Annotated[list[Path], typer.Argument(help="Files (CSV, Excel, Parquet, Arrow, NumPy, DuckDB).")],
-    target: Annotated[str, typer.Option(help="The column to predict.")],
-    time: Annotated[str | None, typer.Option(help="The column of dates or numbers that orders the rows.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The model file to write, or to continue (.safetensors).")] = None,
-    delay: Annotated[int, typer.Option(help="How many rows later the label of a row arrives.")] = 0,
-    batch: Annotated[int, typer.Option(help="Rows per step: all are predicted, then learned.")] = 16,
-    false_alarms: Annotated[float | None, typer.Option(help="Highest rate of false alarms, per row [0.0001].")] = None,
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions(FileOptions):
+    data: Annotated[list[Path], typer.Argument(help="Files (CSV, Excel, Parquet, Arrow, NumPy, DuckDB).")]
+    target: Annotated[str, typer.Option(help="The column to predict.")]
+    time: Annotated[str | None, typer.Option(help="The column of dates or numbers that orders the rows.")] = None
+    out: Annotated[Path | None, typer.Option(help="The model file to write, or to continue (.safetensors).")] = None
+    delay: Annotated[int, typer.Option(help="How many rows later the label of a row arrives.")] = 0
+    batch: Annotated[int, typer.Option(help="Rows per step: all are predicted, then learned.")] = 16
+    false_alarms: Annotated[float | None, typer.Option(help="Highest rate of false alarms, per row [0.0001].")] = None
     kind: Annotated[
         str | None, typer.Option(help="What the target is: class, number or count [number if it has fractions].")
-    ] = None,
-    drop: Drop = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None,
-    separator: Separator = None,
-    decimal: Decimal = None,
-    missing: MissingValue = None,
-    query: Query = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None
+
+
+@takes_options
+def stream(options: StreamOptions) -> None:
     """Learn rows in order, each predicted first, with alarms.
 
     There are no tasks and no epochs: the learner forgets as fast as the data changes, and says when it does. The same
@@ -58,26 +53,29 @@ def stream(
     from evcl.streams.files import Asked
     from evcl.tables.rows import check_kind
 
-    voice = Voice(as_json, quiet)
-    dialect = _dialect(separator, decimal, missing, query)
+    target, time, out = options.target, options.time, options.out
+    voice = Voice(options.as_json, options.quiet)
+    dialect = options.dialect()
     with usage():
-        BATCH.check("--batch", batch)
-        DELAY.check("--delay", delay)
-        given = {"false_alarms": false_alarms, "seed": seed}
+        BATCH.check("--batch", options.batch)
+        DELAY.check("--delay", options.delay)
+        given = {"false_alarms": options.false_alarms, "seed": options.seed}
         checked = {
             name: streams.SETTINGS[name].check(f"--{name.replace('_', '-')}", value)
             for name, value in given.items()
             if value is not None
         }
-        asked = Asked(target, None if kind is None else check_kind(kind), time, drop or [], dialect)
+        kind = None if options.kind is None else check_kind(options.kind)
         if time == target:
             raise EvclError("--time and --target name the same column")
     one_thread()
-    telling = _Telling(voice)
-    learned = {"batch": batch, "delay": delay, "settings": checked, "on_start": telling.start, "on_rows": telling.rows}
+    asked, telling = Asked(target, kind, time, options.drop or [], dialect), _Telling(voice)
+    steps = {"batch": options.batch, "delay": options.delay}
     try:
-        with telling.bar():
-            found, files = learn_files(data, asked, out, **learned)  # type: ignore[arg-type]
+        with bars("rows", state="reading", transient=True, silent=voice.silent) as telling.show:
+            found, files = learn_files(
+                options.data, asked, out, **steps, settings=checked, on_start=telling.start, on_rows=telling.rows
+            )
     except Interrupted:
         kept = out is not None and telling.model is not None and telling.model.stream.rows
         again = f"{telling.done:,} rows are learned and saved in {out}, and the same command goes on from there"
@@ -91,21 +89,8 @@ class _Telling:
     def __init__(self, voice: Voice) -> None:
         self._voice = voice
         self.model: TableStream | None = None
-        self._bars: Progress | None = None
+        self.show: Show = lambda *_: None
         self.total = self.done = self._said = self.skipped = self.unlabelled = 0
-
-    @contextmanager
-    def bar(self) -> Iterator[None]:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        if self._voice.silent or not console().is_terminal:
-            yield
-            return
-        columns = (TextColumn("rows"), BarColumn(), TextColumn("{task.fields[state]}", markup=False))
-        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(), transient=True) as bars:
-            self._bars = bars
-            self._bar = bars.add_task("", total=None, state="reading")
-            yield
 
     def start(self, model: TableStream, files: Files, skipped: int) -> None:
         self.model, self.total, self.done, self.skipped = model, files.rows, skipped, skipped
@@ -126,13 +111,10 @@ class _Telling:
         if not self.model.scores.rows:
             return
         first = self.model.scores.measures[0]
-        if self._bars is not None:
-            lately = f"{NAMES.get(first, first)} {_shown(first, self.model.scores.decayed[first])}"
-            state = f"{self.done:,} of {self.total:,}, {lately} lately"
-            self._bars.update(self._bar, completed=self.done, total=self.total, state=state)
-        elif count and (line := LINES * self.done // self.total) > self._said:
+        now = [f"{NAMES.get(n, n)} {_shown(n, self.model.scores.decayed[n])}" for n in (first, "nll")]
+        self.show(self.done, f"{self.done:,} of {self.total:,}, {now[0]} lately", self.total)
+        if not console().is_terminal and count and (line := LINES * self.done // self.total) > self._said:
             self._said = line
-            now = [f"{NAMES.get(n, n)} {_shown(n, self.model.scores.decayed[n])}" for n in (first, "nll")]
             self._voice.say(f"{self.done:,} of {self.total:,} rows: {', '.join(now)} lately")
 
 
@@ -162,11 +144,7 @@ def _shown(name: str, value: float) -> str:
 
 def measures_table(model: TableStream) -> Table:
     """A table of the measures so far."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for i, column in enumerate(("measure", "all rows", "lately")):
-        table.add_column(column, justify="right" if i else "left")
+    table = plain_table("measure", "all rows", "lately")
     overall, decayed = model.scores.overall, model.scores.decayed
     for name in model.scores.measures:
         table.add_row(NAMES.get(name, name), _shown(name, overall[name]), _shown(name, decayed[name]))
@@ -247,30 +225,3 @@ def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
         console().print(measures_table(found))
         console().print("Each row was predicted before it was learned; lately: earlier rows weigh less.")
     voice.end({"model": path, **facts(found)})
-
-
-def predict_stream(model: Path, data: Path, out: Path, options: Mapping[str, Any], voice: Voice) -> None:
-    """`evcl predict` for the file of a stream."""
-    from evcl.streams.predicting import predict_file
-
-    if options["task"] is not None:
-        raise Usage(f"--task: {model} is a stream, which has no tasks")
-    own = {name: options[name] for name in ("drop", "unknown", "dialect", "keys")}
-    found = predict_file(model, data, out, **own)
-    for text in (*found.read, *(f"note: {note}" for note in found.notes)):
-        voice.say(text)
-    mean = f"entropy {found.entropy:.3f}" if found.std is None else f"std {found.std:.4g}"
-    voice.say(f"{found.rows:,} predicted, mean {mean}")
-    measured: dict[str, Any] = {}
-    if found.labelled and found.std is None:
-        measured = {"accuracy": found.right / found.labelled}
-        voice.say(f"accuracy {percent(measured['accuracy'])} against {many(found.labelled, 'label')}")
-    elif found.labelled:
-        measured = {"rmse": found.squares**0.5, "coverage": found.inside / found.labelled}
-        inside = f"{percent(measured['coverage'])} within 95% intervals"
-        voice.say(f"RMSE {measured['rmse']:.4g}, {inside}, against {many(found.labelled, 'target')}")
-    if str(out) != "-":
-        voice.say(f"predictions: {out}")
-    doubt = {"entropy": found.entropy} if found.std is None else {"std": found.std}
-    facts = {"predictions": out, "rows": found.rows, **doubt, "labelled": found.labelled, **measured}
-    voice.end({**facts, "read": found.read, "notes": found.notes})

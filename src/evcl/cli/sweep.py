@@ -13,7 +13,7 @@ import typer
 from evcl import experiments
 from evcl._core.errors import EvclError
 from evcl.cli.options import ManyRuns, Usage, one_thread, takes_options, usage
-from evcl.cli.progress import cells_bar, console
+from evcl.cli.progress import cells_bar, console, print_line
 
 SHOWN = 20  # at most this many rows per table, and this many failures
 
@@ -55,7 +55,7 @@ def sweep(options: SweepOptions) -> None:
     one_thread()
     store = experiments.Store(folder)
     store.declare(cells)
-    console().print(f"{len(cells)} cells: {folder}", soft_wrap=True)
+    print_line(f"{len(cells)} cells: {folder}")
     failed = 0
     with cells_bar(cells) as (on_event, on_end):
         for i, outcome in experiments.work(cells, store, engine, on_event, options.retry_failed):
@@ -78,13 +78,13 @@ def _print(cells: Sequence[experiments.Standing]) -> None:
     kinds = Counter(each.state.kind for each in cells)
     words = {"done": "done", "running": "running", "stale": "stale (their owner is gone)", "failed": "failed"}
     parts = [f"{kinds[kind]} {word}" for kind, word in words.items() if kinds[kind]]
-    console().print(", ".join([f"{len(cells)} cells", *parts, f"{kinds['todo']} to do"]), soft_wrap=True)
+    print_line(", ".join([f"{len(cells)} cells", *parts, f"{kinds['todo']} to do"]))
     for kind in ("running", "stale"):
         for owner, count in Counter(each.state.owner for each in cells if each.state.kind == kind).most_common():
-            console().print(f"  {kind}: {count} by {owner}", soft_wrap=True)
+            print_line(f"  {kind}: {count} by {owner}")
     failures = Counter((_name(each.cell), each.message) for each in cells if each.state.kind == "failed")
     for (name, message), count in failures.most_common(SHOWN):
-        console().print(f"  failed: {count} of {name}: {message}", soft_wrap=True)
+        print_line(f"  failed: {count} of {name}: {message}")
     if len(failures) > SHOWN:
         console().print(f"  and {len(failures) - SHOWN} other failures")
     groups: dict[str, list[experiments.Standing]] = {}

@@ -2,137 +2,134 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
 from evcl._core.settings import SEED, VALIDATION, Setting, resolve
-from evcl.cli.options import GivenSettings, OneDevice, Usage, a_method, checked_device, one_thread, settings, usage
+from evcl.cli.options import (
+    GivenSettings,
+    OneDevice,
+    Usage,
+    a_method,
+    checked_device,
+    one_thread,
+    settings,
+    takes_options,
+    usage,
+)
 from evcl.cli.progress import epochs_bar
-from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shortened, size_of
+from evcl.cli.say import FileOptions, Voice, columns_of, many, percent, shortened, size_of
 
 if TYPE_CHECKING:
     from evcl import tables
-    from evcl.tables.source import Dialect
 
 HELD_OUT = replace(VALIDATION, default=0.1, high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
+WIDTH = Setting(1, "units of a hidden layer", low=1, high=100_000)
 
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
 Data = Annotated[
     Path,
     typer.Option(help="A file (CSV, Excel, Parquet, Arrow, NumPy, DuckDB), or a folder with one folder per class."),
 ]
-Drop = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out. May be repeated.")]
-Separator = Annotated[str | None, typer.Option(help="What separates columns: ; or tab or space [detected].")]
-Decimal = Annotated[str | None, typer.Option(help="The decimal sign, . or , [detected].")]
-MissingValue = Annotated[
-    list[str] | None,
-    typer.Option("--missing", metavar="TEXT", help="A text or number that means a missing value. May be repeated."),
-]
-Query = Annotated[str | None, typer.Option(help="SQL that selects the rows, if the data is a DuckDB database.")]
+Word = TypeVar("Word", bound=str)
 
 
-def learn(
-    model: ModelFile,
-    data: Data,
-    target: Annotated[str | None, typer.Option(help="The column of labels; needed to create the model.")] = None,
-    task: Annotated[str | None, typer.Option(help="The task's name [the file's name].")] = None,
-    head: Annotated[
-        str | None, typer.Option(help="A task whose head this file shares, or new [the last task].")
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="The method; see evcl list [evcl].", autocompletion=a_method)
-    ] = None,
-    hidden: Annotated[str | None, typer.Option(help="Widths of the hidden layers: 100,100 [100].")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None,
-    set_: GivenSettings = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None,
-    validation: Annotated[float, typer.Option(help="Hold out this fraction of the file, and measure on it.")] = 0.1,
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions(FileOptions):
+    model: ModelFile
+    data: Data
+    target: Annotated[str | None, typer.Option(help="The column of labels; needed to create the model.")] = None
+    task: Annotated[str | None, typer.Option(help="The task's name [the file's name].")] = None
+    head: Annotated[str | None, typer.Option(help="A task whose head this file shares, or new [the last task].")] = None
+    method: Annotated[str | None, typer.Option(help="The method; see evcl list [evcl].", autocompletion=a_method)] = (
+        None
+    )
+    hidden: Annotated[str | None, typer.Option(help="Widths of the hidden layers: 100,100 [100].")] = None
+    epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None
+    set_: GivenSettings = None
+    seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None
+    validation: Annotated[float, typer.Option(help="Hold out this fraction of the file, and measure on it.")] = 0.1
     keep: Annotated[
         int | None, typer.Option(help="Keep this many rows in all, balanced by class, and rehearse them [none].")
-    ] = None,
-    drop: Drop = None,
+    ] = None
     category: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Treat this column as categorical, even if numeric. May be repeated."),
-    ] = None,
+    ] = None
     kind: Annotated[
         str | None, typer.Option(help="What the target is: class, number or count [number if it has fractions].")
-    ] = None,
-    image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None,
+    ] = None
+    image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None
     unknown: Annotated[
         str, typer.Option(help="What to do with new categories and columns: learn, missing or error.")
-    ] = "learn",
-    separator: Separator = None,
-    decimal: Decimal = None,
-    missing: MissingValue = None,
-    query: Query = None,
-    device: OneDevice = "cpu",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = "learn"
+    device: OneDevice = "cpu"
+
+
+@takes_options
+def learn(options: LearnOptions) -> None:
     """Learn a file as one more task.
 
     The first file creates the model; --target names its column of labels.
     """
+    from evcl import tables
+
+    voice = Voice(options.as_json, options.quiet)
+    with usage():
+        asked = _asked(options)
+    one_thread()
+    asked = replace(asked, dialect=options.dialect(), unknown=_known(options.unknown, "learn", "missing", "error"))
+    try:
+        with epochs_bar(options.task or options.data.stem, voice.silent) as callbacks:
+            asked = replace(asked, callbacks=callbacks, warn=lambda text: voice.say(f"warning: {text}"))
+            found = tables.learn_file(options.model, options.data, asked)
+    except Interrupted:
+        folder = tables.checkpoint_folder(options.model)
+        saved = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
+        raise Interrupted(f"the model is unchanged{saved}") from None
+    _report(found, options.model, voice)
+
+
+def _asked(options: LearnOptions) -> tables.Learning:
+    """What is asked of the library, checked."""
     from evcl import methods, tables
     from evcl.methods.rehearsal import REHEARSAL
     from evcl.tables.rows import check_kind
 
-    voice = Voice(as_json, quiet)
-    with usage():
-        HELD_OUT.check("--validation", validation)
-        chosen = methods.get(method or "evcl")
-        if chosen.jointly:
-            raise Usage(f"{chosen.name} trains on all tasks at once, but evcl learn learns one task at a time")
-        given = settings(set_ or [])
-        if keep is not None:
-            REHEARSAL["memory"].check("--keep", keep)
-        if epochs is not None:
-            epochs = int(chosen.known_settings["epochs"].check("--epochs", epochs))
-        if given and not model.exists():
-            resolve(chosen.name, methods.known_settings(chosen, given), given)
-        options: dict[str, Any] = {
-            "hidden": hidden and _widths(hidden),
-            "seed": None if seed is None else SEED.check("--seed", seed),
-            "side": None if image_side is None else SIDE.check("--image-side", image_side),
-            "settings": given or None,
-            "method": method,
-            "categories": category or None,
-            "kind": None if kind is None else check_kind(kind),
-        }
-        device = checked_device(device)
-    one_thread()
-    dialect = _dialect(separator, decimal, missing, query)
-    lenient = _unknown(unknown, "learn", "missing", "error")
-    try:
-        with epochs_bar(task or data.stem, voice.silent) as callbacks:
-            asked = tables.Learning(
-                target,
-                task,
-                head,
-                epochs,
-                validation,
-                drop or [],
-                lenient,
-                dialect,
-                keep,
-                callbacks,
-                device,
-                lambda text: voice.say(f"warning: {text}"),
-                **options,
-            )
-            found = tables.learn_file(model, data, asked)
-    except Interrupted:
-        folder = tables.checkpoint_folder(model)
-        saved = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
-        raise Interrupted(f"the model is unchanged{saved}") from None
-    _report(found, model, voice)
+    HELD_OUT.check("--validation", options.validation)
+    chosen = methods.get(options.method or "evcl")
+    if chosen.jointly:
+        raise Usage(f"{chosen.name} trains on all tasks at once, but evcl learn learns one task at a time")
+    given, epochs = settings(options.set_ or []), options.epochs
+    if options.keep is not None:
+        REHEARSAL["memory"].check("--keep", options.keep)
+    if epochs is not None:
+        epochs = int(chosen.known_settings["epochs"].check("--epochs", epochs))
+    if given and not options.model.exists():
+        resolve(chosen.name, methods.known_settings(chosen, given), given)
+    return tables.Learning(
+        target=options.target,
+        task=options.task,
+        head=options.head,
+        epochs=epochs,
+        validation=options.validation,
+        drop=options.drop or [],
+        keep=options.keep,
+        hidden=_widths(options.hidden) if options.hidden else None,
+        seed=None if options.seed is None else int(SEED.check("--seed", options.seed)),
+        side=None if options.image_side is None else int(SIDE.check("--image-side", options.image_side)),
+        settings=given or None,
+        method=options.method,
+        categories=options.category or None,
+        kind=None if options.kind is None else check_kind(options.kind),
+        device=checked_device(options.device),
+    )
 
 
 def _report(learned: tables.Learned, path: Path, voice: Voice) -> None:
@@ -171,50 +168,38 @@ def _report(learned: tables.Learned, path: Path, voice: Voice) -> None:
         if earlier := [name for name in names if name != line["task"]]:
             voice.say(f"earlier tasks now, not known: {shortened(earlier)} ({why})")
     voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
-    facts: dict[str, object] = {
-        "model": path,
-        "tasks": tasks,
-        "columns": found.encoder.names,
-        "new_classes": new_labels,
-    }
-    more = {
-        "read": learned.read,
-        "notes": [*learned.doubts, *learned.notes],
-        "now": {name: one._asdict() for name, one in now.items()},
-    }
-    voice.end({**facts, **line, **more})
+    facts = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
+    more = {"read": learned.read, "notes": [*learned.doubts, *learned.notes]}
+    voice.end({**facts, **line, **more, "now": {name: one._asdict() for name, one in now.items()}})
 
 
-def predict(
-    model: ModelFile,
-    data: Data,
-    out: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet; - is standard output, as CSV.")],
-    task: Annotated[str | None, typer.Option(help="Task whose head predicts, or infer [infer if several].")] = None,
-    drop: Drop = None,
-    unknown: Annotated[
-        str, typer.Option(help="What to do with unknown categories and columns: missing or error.")
-    ] = "missing",
-    separator: Separator = None,
-    decimal: Decimal = None,
-    missing: MissingValue = None,
-    query: Query = None,
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(FileOptions):
+    model: ModelFile
+    data: Data
+    out: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet; - is standard output, as CSV.")]
+    task: Annotated[str | None, typer.Option(help="Task whose head predicts, or infer [infer if several].")] = None
+    unknown: Annotated[str, typer.Option(help="What to do with unknown categories and columns: missing or error.")] = (
+        "missing"
+    )
     key: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLUMN", help="Write only this column of the file beside the predictions [all]. May be repeated."
         ),
-    ] = None,
+    ] = None
     only_predictions: Annotated[
         bool, typer.Option("--only-predictions", help="Write no columns of the file beside the predictions.")
-    ] = False,
+    ] = False
     keep_formulas: Annotated[
         bool,
         typer.Option("--keep-formulas", help="Write texts that look like spreadsheet formulas unchanged."),
-    ] = False,
-    device: OneDevice = "cpu",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = False
+    device: OneDevice = "cpu"
+
+
+@takes_options
+def predict(options: PredictOptions) -> None:
     """Predict every row of a file.
 
     Writes the file's own columns and, beside them, the predicted class, the probability of each class, how uncertain
@@ -222,79 +207,74 @@ def predict(
     """
     from evcl import tables
     from evcl.streams.table import is_stream
-    from evcl.tables.output_file import STANDARD, check_ending, fixed
+    from evcl.tables.output_file import STANDARD, check_ending
 
+    model, data, out = options.model, options.data, options.out
     standard = out == STANDARD
-    if standard and as_json:
+    if standard and options.as_json:
         raise Usage("--out - and --json both write to standard output: name a file with --out")
-    if key and only_predictions:
+    if options.key and options.only_predictions:
         raise Usage("--key and --only-predictions cannot be used together")
     with usage():
         check_ending(out)
-        device = checked_device(device)
-    voice = Voice(as_json, quiet, to_stderr=standard)
+        device = checked_device(options.device)
+    voice = Voice(options.as_json, options.quiet, to_stderr=standard)
     one_thread()
-    keys = [] if only_predictions else key
-    options = {
-        "task": task,
-        "drop": drop or [],
-        "keys": keys,
-        "device": device,
-        "keep_formulas": keep_formulas,
-        "unknown": _unknown(unknown, "missing", "error"),
-        "dialect": _dialect(separator, decimal, missing, query),
-    }
-    if model.is_file() and is_stream(model):
-        from evcl.cli.stream import predict_stream  # it uses options of this file
+    asked = tables.Predicting(
+        task=options.task,
+        drop=options.drop or [],
+        unknown=_known(options.unknown, "missing", "error"),
+        dialect=options.dialect(),
+        keys=[] if options.only_predictions else options.key,
+        device=device,
+        keep_formulas=options.keep_formulas,
+    )
+    stream = model.is_file() and is_stream(model)
+    if stream and asked.task is not None:
+        raise Usage(f"--task: {model} is a stream, which has no tasks")
+    if stream:
+        from evcl.streams import predicting
 
-        predict_stream(model, data, out, options, voice)
-        return
-    found = tables.predict(model, data, out, **options)
-    for told in found.read:
-        voice.say(told)
-    for note in found.notes:
-        voice.say(f"note: {note}")
-    far = "" if found.unfamiliar is None else f", unfamiliar {fixed(found.unfamiliar, 3)} (1 is usual)"
-    if found.std is not None:
-        voice.say(f"{found.rows:,} predicted, mean std {found.std:.4g}, epistemic {found.epistemic:.4g}{far}")
+        drop, unknown, dialect, keys = asked.drop, asked.unknown, asked.dialect, asked.keys
+        found = predicting.predict_file(model, data, out, drop=drop, unknown=unknown, dialect=dialect, keys=keys)
     else:
-        voice.say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
-    if found.unfamiliar is None:
+        found = tables.predict_file(model, data, out, asked)
+    _say_predicted(found, out, voice, stream)
+
+
+def _say_predicted(found: tables.Predicted, out: Path, voice: Voice, stream: bool) -> None:
+    """Say what was predicted and, where there are labels, how well."""
+    from evcl.tables.output_file import STANDARD, fixed
+
+    for text in (*found.read, *(f"note: {note}" for note in found.notes)):
+        voice.say(text)
+    name, mean, digits = ("entropy", found.entropy, ".3f") if found.std is None else ("std", found.std, ".4g")
+    means: dict[str, float | None] = {name: mean}
+    more = ""
+    if not stream:
+        means |= {"epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
+        far = "" if found.unfamiliar is None else f", unfamiliar {fixed(found.unfamiliar, 3)} (1 is usual)"
+        more = f", epistemic {found.epistemic:{digits}}{far}"
+    voice.say(f"{found.rows:,} predicted, mean {name} {mean:{digits}}{more}")
+    if not stream and found.unfamiliar is None:
         why = "the version of evcl that created this model did not record what it needs"
         voice.say(f"there is no column unfamiliar: {why}")
-    if found.labelled:
-        part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
-        good = f"accuracy {percent(found.right / found.labelled)}"
-        if found.std is not None:
-            good = f"RMSE {found.squares**0.5:.4g}, {percent(found.inside / found.labelled)} within 95% intervals,"
+    labelled = found.labelled
+    measured: dict[str, float | None] = dict.fromkeys(["accuracy"] if found.std is None else ["rmse", "coverage"])
+    if labelled:
+        part = "its labels" if labelled == found.rows else f"the {labelled:,} labels it has"
+        part = many(labelled, "label" if found.std is None else "target") if stream else part
+        if found.std is None:
+            measured = {"accuracy": found.right / labelled}
+            good = f"accuracy {percent(found.right / labelled)}"
+        else:
+            measured = {"rmse": found.squares**0.5, "coverage": found.inside / labelled}
+            good = f"RMSE {found.squares**0.5:.4g}, {percent(found.inside / labelled)} within 95% intervals,"
         voice.say(f"{good} against {part}")
-    if not standard:
+    if out != STANDARD:
         voice.say(f"predictions: {out}")
-    accuracy = found.right / found.labelled if found.labelled else None
-    means: dict[str, float | None] = {
-        "entropy": found.entropy,
-        "epistemic": found.epistemic,
-        "unfamiliar": found.unfamiliar,
-    }
-    good_numbers: dict[str, object] = {"accuracy": accuracy}
-    if found.std is not None:
-        means = {"std": found.std, "epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
-        known = found.labelled or None
-        good_numbers = {"rmse": known and found.squares**0.5, "coverage": known and found.inside / known}
-    voice.end(
-        {
-            "predictions": out,
-            "rows": found.rows,
-            **means,
-            "labelled": found.labelled,
-            **good_numbers,
-            "read": found.read,
-            "notes": found.notes,
-        }
-    )
-
-
-WIDTH = Setting(1, "units of a hidden layer", low=1, high=100_000)
+    facts = {"predictions": out, "rows": found.rows, **means, "labelled": labelled, **measured}
+    voice.end({**facts, "read": found.read, "notes": found.notes})
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -305,18 +285,8 @@ def _widths(text: str) -> tuple[int, ...]:
         raise Usage(f"--hidden takes {wanted}, not {text!r}") from None
 
 
-def _unknown(given: str, *known: str) -> Any:
-    if given not in known:
-        raise Usage(f"--unknown must be {' or '.join((', '.join(known[:-1]), known[-1]))}, not {given!r}")
-    return given
-
-
-def _dialect(separator: str | None, decimal: str | None, missing: list[str] | None, query: str | None) -> Dialect:
-    from evcl.tables.source import Dialect
-
-    separator = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ","}.get(separator or "", separator)
-    if separator is not None and (len(separator) != 1 or separator.isalnum() or separator in '."\n'):
-        raise Usage(f"--separator takes one character, tab or space, not {separator!r}")
-    if decimal not in (None, ".", ","):
-        raise Usage(f"--decimal must be . or , not {decimal!r}")
-    return Dialect(separator, decimal, tuple(missing or ()), query)
+def _known(given: str, *known: Word) -> Word:
+    for one in known:
+        if one == given:
+            return one
+    raise Usage(f"--unknown must be {' or '.join((', '.join(known[:-1]), known[-1]))}, not {given!r}")

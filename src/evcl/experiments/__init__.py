@@ -25,12 +25,23 @@ if TYPE_CHECKING:
     from evcl.experiments.plugins import load_plugins
     from evcl.experiments.presets import SUMMARIES, preset
     from evcl.experiments.reading import read_result
-    from evcl.experiments.result import RESULT, SCORES, Environment, Result, Score, Summary, merge, score_of
+    from evcl.experiments.result import (
+        CELLS,
+        HIDDEN,
+        RESULT,
+        SCORES,
+        Environment,
+        Result,
+        Score,
+        Summary,
+        merge,
+        score_of,
+    )
     from evcl.experiments.resume import SECONDS, open_checkpoints
     from evcl.experiments.run import Event, execute
     from evcl.experiments.search import best_trial, read_found, read_search, result_name, tune, write_found
     from evcl.experiments.standings import Standing, standing, varied
-    from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
+    from evcl.experiments.store import Failure, Store
     from evcl.experiments.sweep import read_sweep
     from evcl.training import Checkpoints, Stopped
 else:
@@ -46,12 +57,12 @@ else:
             "evcl.experiments.plugins": "load_plugins",
             "evcl.experiments.presets": "SUMMARIES preset",
             "evcl.experiments.reading": "read_result",
-            "evcl.experiments.result": "RESULT SCORES Environment Result Score Summary merge score_of",
+            "evcl.experiments.result": "CELLS HIDDEN RESULT SCORES Environment Result Score Summary merge score_of",
             "evcl.experiments.resume": "SECONDS open_checkpoints",
             "evcl.experiments.run": "Event execute",
             "evcl.experiments.search": "best_trial read_found read_search result_name tune write_found",
             "evcl.experiments.standings": "Standing standing varied",
-            "evcl.experiments.store": "CELLS HIDDEN Failure Store",
+            "evcl.experiments.store": "Failure Store",
             "evcl.experiments.sweep": "read_sweep",
             "evcl.training": "Checkpoints Stopped",
         },

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +12,10 @@ from torch import Tensor
 
 from evcl import metrics, rl
 from evcl._core.errors import Diverged, EvclError
-from evcl._core.interrupts import deferred
 from evcl.experiments.config import Config
-from evcl.experiments.outcome import environment
+from evcl.experiments.outcome import cell_result, environment, matrices_of, over_tasks
 from evcl.experiments.result import Environment, Result, summarise
-from evcl.experiments.resume import identity, program_name
+from evcl.experiments.resume import identity, interruptible
 from evcl.experiments.run import Event, OnEvents
 from evcl.experiments.samples import film_strips
 from evcl.rl.acting import films
@@ -47,12 +43,12 @@ def execute(
         on_event(everyone, now)
 
     machine = environment(lead.device)
-    with contextlib.ExitStack() as stack:
-        writer = None
-        if checkpoints is not None:
-            asked = stack.enter_context(deferred())
-            own = replace(checkpoints.of(program_name([lead])), stop=checkpoints.stop or asked)
-            writer = Writer(own, [identity(lead)], asdict(machine), partial(_note, on_event, everyone, lambda: now))
+
+    def note(text: str) -> None:
+        on_event(everyone, replace(now, accuracy=None, note=text))
+
+    with interruptible(checkpoints, [lead]) as own:
+        writer = None if own is None else Writer(own, [identity(lead)], asdict(machine), note)
         stream, method = rl.stream(lead.benchmark, lead.tasks), rl.method(lead.method, lead.benchmark)
         try:
             found = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, writer)
@@ -79,10 +75,6 @@ def _check(config: Config) -> None:
         raise EvclError(f"agents learn in fp32: leave out --precision {config.precision}", setting="precision")
 
 
-def _note(on_event: OnEvents, some: Sequence[int], now: Callable[[], Event], text: str) -> None:
-    on_event(some, replace(now(), accuracy=None, note=text))
-
-
 def _films(agent: rl.Agent) -> list[str]:
     """For each replica, an episode of every task that this agent has learned."""
     tasks, replicas = len(agent.stream), range(len(agent.seeds))
@@ -91,33 +83,10 @@ def _films(agent: rl.Agent) -> list[str]:
     return [film_strips([of_task[r] for of_task in found]) for r in replicas]
 
 
-def _shape(cell: Config) -> dict[str, Any]:
-    stream = rl.stream(cell.benchmark, cell.tasks)
-    hidden = list(getattr(stream.network(), "hidden", ()))
-    return {"tasks": cell.tasks, "hidden": hidden, "precision": cell.precision, "device": cell.device}
-
-
 def _made(
     cell: Config, matrix: Any, seconds: float, size: int | None, machine: Environment, film: str | None
 ) -> Result:
     """The result of a cell, from its matrix of returns."""
-    none = summarise([None])
-    return Result(
-        benchmark=cell.benchmark,
-        method=cell.method,
-        preset=cell.preset,
-        config={**cell.settings, **_shape(cell)},
-        seeds=list(cell.seeds),
-        accuracy=None,
-        average_accuracy=none,
-        forgetting=summarise([metrics.forgetting(matrix)]),
-        backward_transfer=summarise([metrics.backward_transfer(matrix)]),
-        nll=none,
-        ece=none,
-        average_return=summarise([metrics.average_accuracy(matrix)]),
-        returns=[[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]],
-        samples=film,
-        seconds=round(seconds, 3),
-        memory_bytes=size,
-        environment=machine,
-    )
+    hidden = list(getattr(rl.stream(cell.benchmark, cell.tasks).network(), "hidden", ()))
+    returns = {"average_return": summarise([metrics.average_accuracy(matrix)]), "returns": matrices_of(matrix)}
+    return cell_result(cell, machine, seconds, size, {"hidden": hidden}, samples=film, **over_tasks(matrix), **returns)

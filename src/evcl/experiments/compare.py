@@ -20,7 +20,7 @@ from evcl._core.errors import EvclError
 from evcl.experiments.config import Config, where
 from evcl.experiments.folder import open_folder, write_result
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.result import score_of
+from evcl.experiments.result import HIDDEN, score_of
 from evcl.experiments.search import (
     Search,
     best_trial,
@@ -30,7 +30,7 @@ from evcl.experiments.search import (
     tune,
     write_found,
 )
-from evcl.experiments.store import HIDDEN, Store
+from evcl.experiments.store import Store
 
 
 @dataclass(frozen=True)

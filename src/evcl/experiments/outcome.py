@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from evcl import metrics
 from evcl.experiments.config import Config
-from evcl.experiments.result import Environment, Matrices, Result, binned, summarise
+from evcl.experiments.result import Environment, Matrices, Result, Summary, binned, summarise
 from evcl.experiments.samples import picture
 from evcl.training import StreamResult
 
@@ -42,11 +43,47 @@ def _processor() -> str:
     return platform.processor() or "cpu"
 
 
+def cell_result(
+    cell: Config, machine: Environment, seconds: float, size: int | None, trunk: Mapping[str, object], **measures: Any
+) -> Result:
+    """The result of a cell, with these measures and no others. `size`: the bytes that it keeps; `trunk`: what its
+    configuration says of the network.
+    """
+    of_cell = {"precision": cell.precision, "device": cell.device}
+    of_cell |= {"scenario": cell.scenario} if cell.scenario else {}
+    none = summarise([None])
+    needed = dict.fromkeys(("average_accuracy", "forgetting", "backward_transfer", "nll", "ece"), none)
+    return Result(
+        benchmark=cell.benchmark,
+        method=cell.method,
+        preset=cell.preset,
+        config={**cell.settings, "tasks": cell.tasks, **trunk, **of_cell},
+        seeds=list(cell.seeds),
+        seconds=round(seconds, 3),
+        memory_bytes=size,
+        environment=machine,
+        **{"accuracy": None, **needed, **measures},
+    )
+
+
+def over_tasks(matrix: NDArray[np.float32]) -> dict[str, Any]:
+    """What follows from a matrix of scores [after task, of task]."""
+    return {
+        "forgetting": summarise([metrics.forgetting(matrix)]),
+        "backward_transfer": summarise([metrics.backward_transfer(matrix)]),
+    }
+
+
+def matrices_of(matrix: NDArray[np.float32]) -> Matrices:
+    """The matrix of one seed, as a result has it."""
+    return [[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]]
+
+
 def result_of(
     cell: Config,
     r: int,
     found: StreamResult,
-    shape: Mapping[str, Any],
+    trunk: Mapping[str, object],
     seconds: float,
     size: int,
     machine: Environment,
@@ -55,43 +92,26 @@ def result_of(
     """The result of a cell, which is replica r of its program and keeps `size` bytes. `names`: those of its tasks."""
     matrix = found.accuracy[r].numpy()
     diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
+    each = [(p[r].cpu(), y[r % len(y)].cpu()) for p, y in zip(found.probabilities, found.labels, strict=True)]
 
-    def per_task(measure: Callable[[Any, Any], float]) -> float:
+    def per_task(measure: Callable[[Any, Any], float]) -> Summary:
         """The mean over tasks, after the last one."""
-        each = zip(found.probabilities, found.labels, strict=True)
-        return math.nan if diverged else float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in each]))
+        return summarise([math.nan if diverged else float(np.mean([measure(p, y) for p, y in each]))])
 
-    matrices: Matrices = [[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]]
-    mean, labelled = summarise([metrics.average_accuracy(matrix)]), bool(found.labels)
-    return Result(
-        benchmark=cell.benchmark,
-        method=cell.method,
-        preset=cell.preset,
-        config={**cell.settings, **shape},
-        seeds=list(cell.seeds),
-        accuracy=matrices if labelled else None,
-        average_accuracy=mean if labelled else summarise([None]),
-        log_likelihoods=None if labelled else matrices,
-        log_likelihood=None if labelled else mean,
-        samples=None if found.samples is None or diverged else picture(found.samples[r].numpy()),
-        forgetting=summarise([metrics.forgetting(matrix)]),
-        backward_transfer=summarise([metrics.backward_transfer(matrix)]),
-        nll=summarise([per_task(metrics.nll) if labelled else None]),
-        ece=summarise([per_task(metrics.expected_calibration_error) if labelled else None]),
-        reliability=binned(_reliability(found, r)) if labelled and not diverged else None,
-        inferred_accuracy={
-            how: summarise([math.nan if diverged else float(each[r])])
-            for how, each in found.inferred.items()
-            if bool(each[r].isfinite())
-        },
-        task_names=list(names),
-        seconds=seconds,
-        memory_bytes=size,
-        environment=machine,
-    )
-
-
-def _reliability(found: StreamResult, r: int) -> Any:
-    """The sums of `evcl.metrics.reliability` over the examples of all tasks, after the last one."""
-    each = zip(found.probabilities, found.labels, strict=True)
-    return sum(metrics.reliability(p[r].cpu(), y[r % len(y)].cpu()) for p, y in each)
+    mean = summarise([metrics.average_accuracy(matrix)])
+    if not found.labels:
+        measures: dict[str, Any] = {"log_likelihoods": matrices_of(matrix), "log_likelihood": mean}
+    else:
+        measures = {"accuracy": matrices_of(matrix), "average_accuracy": mean, "nll": per_task(metrics.nll)}
+        measures["ece"] = per_task(metrics.expected_calibration_error)
+        if not diverged:
+            measures["reliability"] = binned(sum(metrics.reliability(p, y) for p, y in each))
+    if found.samples is not None and not diverged:
+        measures["samples"] = picture(found.samples[r].numpy())
+    measures["inferred_accuracy"] = {
+        how: summarise([math.nan if diverged else float(one[r])])
+        for how, one in found.inferred.items()
+        if bool(one[r].isfinite())
+    }
+    measures |= over_tasks(matrix)
+    return cell_result(cell, machine, seconds, size, trunk, task_names=list(names), **measures)

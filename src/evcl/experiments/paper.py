@@ -12,9 +12,9 @@ from evcl.experiments.cells import MakeEngine
 from evcl.experiments.config import Config
 from evcl.experiments.folder import open_folder, write_result
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.result import RESULT, Result
+from evcl.experiments.result import HIDDEN, RESULT, Result
 from evcl.experiments.run import Event, network
-from evcl.experiments.store import HIDDEN, Store, key
+from evcl.experiments.store import Store, key
 
 PAPER_BENCHMARKS = ("permuted-mnist", "split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")
 """The benchmarks of the EVCL paper."""

@@ -20,6 +20,10 @@ from evcl.experiments.samples import MOST_CHARACTERS
 SCHEMA = 1
 RESULT = "result.json"
 """The name of a run's result file."""
+CELLS = "cells"
+"""The folder in which a sweep keeps its cells."""
+HIDDEN = ".cells"
+"""The folder in which `reproduce` and `tune` keep their cells, beside their results."""
 RANGES: dict[str, tuple[float, float]] = {
     "average_accuracy": (0, 1),
     "forgetting": (-2, 2),
@@ -270,6 +274,8 @@ def _joined(parts: Sequence[Bins | None]) -> Bins | None:
 
 def merge(results: Sequence[Result]) -> Result:
     """Merge the results of one configuration's seeds into one result."""
+    if len(results) == 1:
+        return results[0]
     score = results[0].score
     matrices = [result.matrices for result in results if result.matrices is not None]
     known = {*MEASURES, score, *(() if results[0].sample_uncertainty is None else ("sample_uncertainty",))}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evcl._core.errors import EvclError
+from evcl._core.interrupts import deferred
 from evcl._core.settings import Setting
 
 if TYPE_CHECKING:
@@ -52,6 +54,16 @@ def program_name(configs: Sequence[Config]) -> str:
         return f"seed-{configs[0].seed}"
     words = json.dumps([identity(config) for config in configs])
     return f"program-{hashlib.blake2b(words.encode(), digest_size=8).hexdigest()}"
+
+
+@contextmanager
+def interruptible(checkpoints: Checkpoints | None, configs: Sequence[Config]) -> Iterator[Checkpoints | None]:
+    """The checkpoints of the program of these configurations, which it also saves at Ctrl-C and at SIGTERM."""
+    if checkpoints is None:
+        yield None
+        return
+    with deferred() as asked:
+        yield replace(checkpoints.of(program_name(configs)), stop=checkpoints.stop or asked)
 
 
 def open_checkpoints(

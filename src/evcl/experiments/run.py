@@ -17,13 +17,12 @@ from torch import Tensor
 
 from evcl import benchmarks, methods, nn
 from evcl._core.errors import EvclError
-from evcl._core.interrupts import deferred
 from evcl._core.ranks import Ranks
 from evcl._core.torchrun import own as own_rank
 from evcl.experiments.config import Config
 from evcl.experiments.outcome import environment, result_of
 from evcl.experiments.result import Result, merge, summarise
-from evcl.experiments.resume import identity, program_name
+from evcl.experiments.resume import identity, interruptible
 from evcl.experiments.trunk import is_text, parsed, trunk
 from evcl.targets import CATEGORICAL, Likelihood
 from evcl.training import (
@@ -115,7 +114,7 @@ def execute_together(
         return found
 
 
-class Reports:
+class Reports(Observer):
     """Passes on the progress of a program: its events are those of one configuration each."""
 
     def __init__(self, configs: Sequence[Config], tasks: int, jointly: bool, on_event: OnEvents) -> None:
@@ -124,16 +123,17 @@ class Reports:
         self.groups = [range(i * count, (i + 1) * count) for i in range(len(configs))]  # the cells of each
         self.logs = [one.log and not own_rank() and one.log.callback(one.seed) for c in configs for one in c.cells]
         self.now = Event(self.seeds, 0, tasks, 0.0)
+        self.task = 0  # the last one of the round
 
-    def observer(self, task: int, names: str) -> Observer:
-        """Reports a round whose last task is `task`."""
-        histories = [History(names, [log], r) for r, log in enumerate(self.logs) if log]
-        return Observers(Epochs(self, task), *histories)
+    def begin_round(self, task: int, names: str) -> Observer:
+        """What observes a round whose last task is `task`."""
+        self.task = task
+        return Observers(self, *(History(names, [log], r) for r, log in enumerate(self.logs) if log))
 
-    def epoch(self, task: int, part: float) -> None:
-        """A part of a round is learned."""
+    def end_epoch(self, progress: Progress) -> None:
+        part = progress.epoch / progress.epochs
         for group in self.groups:
-            self._tell(group, task, part if self.jointly else (task + part) / self.tasks)
+            self._tell(group, self.task, part if self.jointly else (self.task + part) / self.tasks)
 
     def learned(self, task: int, accuracy: Tensor) -> None:
         """A task is learned, and those so far are measured."""
@@ -151,16 +151,6 @@ class Reports:
     def _tell(self, group: Sequence[int], task: int, done: float, accuracy: float | None = None) -> None:
         self.now = Event(self.seeds, task, self.tasks, done, accuracy)
         self.on_event(group, self.now)
-
-
-class Epochs(Observer):
-    """Reports the epochs of a round whose last task is `task`."""
-
-    def __init__(self, reports: Reports, task: int) -> None:
-        self.reports, self.task = reports, task
-
-    def end_epoch(self, progress: Progress) -> None:
-        self.reports.epoch(self.task, progress.epoch / progress.epochs)
 
 
 def _side_by_side(
@@ -195,32 +185,23 @@ def _side_by_side(
         reports.note(
             f"scenario {lead.scenario} does not give the task, which {lead.method} needs to predict: it is inferred"
         )
-    machine, checkpointer = environment(lead.device), None
-    with contextlib.closing(reports), contextlib.ExitStack() as stack:
-        if checkpoints is not None:
-            asked = stack.enter_context(deferred())
-            own = replace(checkpoints.of(program_name(configs)), stop=checkpoints.stop or asked)
-            checkpointer = Checkpointer(own, [identity(one) for one in configs], asdict(machine), reports.note, ranks)
+    machine, identities = environment(lead.device), [identity(one) for one in configs]
+    with contextlib.closing(reports), interruptible(checkpoints, configs) as own:
+        saver = None if own is None else Checkpointer(own, identities, asdict(machine), reports.note, ranks)
         start = time.perf_counter()
-        found = learn_stream(run, streams, reports.observer, reports.learned, checkpointer, infer)
-        seconds = time.perf_counter() - start if checkpointer is None else checkpointer.seconds
-    seconds = round(seconds / len(cells), 3)
-    shape = {"tasks": lead.tasks, **_trunk(streams[0], lead.network), "precision": lead.precision}
-    shape |= {"device": lead.device, **({"scenario": lead.scenario} if lead.scenario else {})}
-    size, names = run.memory_bytes(), [task.name for task in streams[0]]
-    unsure = _uncertainty(run, streams[0])
-    results = [result_of(cell, r, found, shape, seconds, size, machine, names) for r, cell in enumerate(cells)]
+        found = learn_stream(run, streams, reports.begin_round, reports.learned, saver, infer)
+        seconds = time.perf_counter() - start if saver is None else saver.seconds
+    unsure: list[float] = []
+    if streams[0].energy is not None:
+        from evcl.experiments.generated import uncertainty
+
+        unsure = uncertainty(run, streams[0])
+    seconds, size, names = round(seconds / len(cells), 3), run.memory_bytes(), [task.name for task in streams[0]]
+    about = _trunk(streams[0], lead.network)
+    results = [result_of(cell, r, found, about, seconds, size, machine, names) for r, cell in enumerate(cells)]
     if not unsure:
         return results
     return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]
-
-
-def _uncertainty(run: Run, stream: benchmarks.Benchmark) -> list[float]:
-    if stream.energy is None:
-        return []
-    from evcl.experiments.generated import uncertainty
-
-    return uncertainty(run, stream)
 
 
 def _likelihood(stream: benchmarks.Benchmark, cells: Sequence[Config]) -> Likelihood:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evcl._core.errors import EvclError
-from evcl.experiments.store import HIDDEN, CellState, Store
+from evcl.experiments.result import HIDDEN
+from evcl.experiments.store import CellState, Store
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from evcl._core.errors import EvclError
 from evcl._core.files import open_regular, parsed, read_text, write_once
 from evcl.experiments.folder import is_of
 from evcl.experiments.reading import read_result
-from evcl.experiments.result import RESULT, Result, to_json
+from evcl.experiments.result import CELLS, RESULT, Result, to_json
 from evcl.experiments.resume import FOLDER, describe
 
 if TYPE_CHECKING:
@@ -51,10 +51,6 @@ NUMBERS = 11  # the numerical version: increased whenever the same settings give
 AGENTS = 2  # that of agents on streams of environments, whose numbers change apart from the others
 BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
 LONGEST_BEAT = 3600.0  # seconds
-CELLS = "cells"
-"""The folder in which a sweep keeps its cells."""
-HIDDEN = ".cells"
-"""The folder in which `reproduce` and `tune` keep their cells, beside their results."""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,12 +14,11 @@ from torch import Tensor
 
 from evcl._core.catalogue import METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl._core.errors import Diverged, EvclError, unknown
-from evcl._core.interrupts import deferred
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting
 from evcl.experiments.config import Config
-from evcl.experiments.outcome import environment
+from evcl.experiments.outcome import cell_result, environment
 from evcl.experiments.result import AlarmRow, Environment, Result, binned, prequential, summarise
-from evcl.experiments.resume import identity, program_name
+from evcl.experiments.resume import identity, interruptible
 from evcl.experiments.run import Event, OnEvents
 from evcl.methods import Method
 from evcl.streams import SETTINGS, Prequential, Stream
@@ -76,16 +73,15 @@ def _run(
 ) -> Result:
     _check(cell)
     source, machine = get(cell.benchmark), environment("cpu")
-    with contextlib.ExitStack() as stack:
-        work, writer, start = _Work(made(cell, source), _scores(source)), None, time.monotonic()
-        if checkpoints is not None:
-            asked = stack.enter_context(deferred())
-            own = replace(checkpoints.of(program_name([cell])), stop=checkpoints.stop or asked)
-            writer = Writer(own, [identity(cell)], asdict(machine))
+    with interruptible(checkpoints, [cell]) as own:
+        work, start = _Work(made(cell, source), Prequential("classes", window_of(source.rows))), time.monotonic()
+        writer = None if own is None else Writer(own, [identity(cell)], asdict(machine))
+        if writer is not None:
             writer.resume(work)
         learner, scores = work.learner, work.scores
         feed = Feed(learner, scores)
-        for x, y in _rows(source, cell, scores.rows):
+        pieces = ((rows.x, rows.y) for rows in source.read(seed=cell.seed, start=scores.rows))
+        for x, y in batches(pieces, int(cell.settings.batch_size), scores.rows):
             feed(x, y)
             if writer is not None and writer.due():
                 writer.save(work)
@@ -120,16 +116,6 @@ def made(cell: Config, source: Source) -> Learner:
     return Stream(classes=range(count), method=cell.method, seed=cell.seed, **settings)
 
 
-def _scores(source: Source) -> Prequential:
-    return Prequential("classes", window_of(source.rows))
-
-
-def _rows(source: Source, cell: Config, done: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches after this many rows."""
-    pieces = ((rows.x, rows.y) for rows in source.read(seed=cell.seed, start=done))
-    return batches(pieces, int(cell.settings.batch_size), done)
-
-
 class _Work:
     """A learner, the scores of its predictions, and what its checkpoints save of both (see `Resumable`)."""
 
@@ -157,36 +143,25 @@ class _Work:
         return self.learner.parts() if isinstance(self.learner, Online) else parts_of(self.learner)
 
 
-def _tensors(learner: Learner) -> dict[str, Tensor]:
-    """Every tensor that rows change, by name."""
-    if isinstance(learner, Online):
-        return learner.tensors()
-    return {name: torch.from_numpy(array) for name, array in learner.state.arrays().items()} if learner.state else {}
-
-
 def _result(
     cell: Config, source: Source, learner: Learner, scores: Prequential, seconds: float, machine: Environment
 ) -> Result:
-    measures, none = scores.overall, summarise([None])
-    if not math.isfinite(measures["nll"]):
-        measures = dict.fromkeys(measures, math.nan)
+    found = scores.overall
+    if not math.isfinite(found["nll"]):
+        found = dict.fromkeys(found, math.nan)
     alarms = [AlarmRow(one.row, one.surprise, [source.names[place] for place in one.columns]) for one in learner.alarms]
-    state = _tensors(learner)
-    return Result(
-        benchmark=cell.benchmark,
-        method=cell.method,
-        preset=cell.preset,
-        config={**cell.settings, "tasks": cell.tasks, "precision": cell.precision, "device": cell.device},
-        seeds=list(cell.seeds),
-        accuracy=None,
-        average_accuracy=summarise([measures["accuracy"]]),
-        forgetting=none,
-        backward_transfer=none,
-        nll=summarise([measures["nll"]]),
-        ece=summarise([measures["ece"]]),
+    if isinstance(learner, Online):  # what rows change
+        size = sum(tensor.numel() * tensor.element_size() for tensor in learner.tensors().values())
+    else:
+        size = sum(array.nbytes for array in learner.state.arrays().values()) if learner.state else 0
+    measures = {"average_accuracy": found["accuracy"], "nll": found["nll"], "ece": found["ece"]}
+    return cell_result(
+        cell,
+        machine,
+        seconds,
+        size,
+        {},
         reliability=None if scores.reliability is None else binned(scores.reliability),
-        prequential=prequential(scores.rows, scores.window, measures, scores.curves, alarms, source.changes),
-        seconds=round(seconds, 3),
-        memory_bytes=sum(tensor.numel() * tensor.element_size() for tensor in state.values()),
-        environment=machine,
+        prequential=prequential(scores.rows, scores.window, found, scores.curves, alarms, source.changes),
+        **{name: summarise([value]) for name, value in measures.items()},
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from evcl._core.errors import EvclError, extra
@@ -15,7 +13,7 @@ with extra("laplace", "evcl.integrations.laplace needs laplace-torch"):
 __all__ = ["from_laplace"]
 
 
-def from_laplace(la: Any) -> Prior:
+def from_laplace(la: DiagLaplace) -> Prior:
     """The posterior of a fitted `DiagLaplace`, `Laplace(model, "classification", "all", "diag")`, as a prior.
 
         la.fit(loader)

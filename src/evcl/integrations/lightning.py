@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from evcl._core.errors import EvclError, extra
 from evcl.integrations.penalty import Penalty
@@ -44,7 +43,7 @@ class PenaltyCallback(Callback):
             return
         module = pl_module.get_submodule(self.network)
         if self.penalty is None:
-            self.penalty = _Penalty(module, self.method, **self.options)
+            self.penalty = Penalty(module, self.method, **self.options)
         elif self.penalty.module is not module:
             raise EvclError("the callback belongs to another module: give each module a callback of its own")
         if self._state is not None:
@@ -75,16 +74,3 @@ class PenaltyCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state = state_dict or None
-
-
-class _Penalty(Penalty):
-    """A penalty that copies its module without the trainer that is attached to it."""
-
-    def plain(self) -> nn.Module:
-        if not isinstance(self.module, LightningModule):
-            return super().plain()
-        before, self.module._trainer = self.module._trainer, None
-        try:
-            return super().plain()
-        finally:
-            self.module._trainer = before

@@ -311,7 +311,7 @@ class Penalty:
             raise EvclError("the labels must be the numbers of the module's outputs, but these are text")
         return x, torch.tensor([int(one) for one in y], device=device), total or len(y)
 
-    def _sample(self, data: Any) -> tuple[Any, int]:
+    def _sample(self, data: Any) -> tuple[object, int]:
         """A random sample of a data set, and its size; other data as they are, and 0."""
         if not is_dataset(data):
             return data, 0

@@ -14,7 +14,7 @@ are float32, and the update writes the weights in both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -628,39 +628,37 @@ def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std
             tl.store(rounded + n + at, v, mask=inside)
 
 
-def counts(weights: Tensor) -> Tensor:
-    """Counters of the steps taken, one per program of `update`: a program cannot know when all others have read a
-    shared counter.
-    """
-    return weights.new_zeros(triton.cdiv(weights.numel(), BLOCK))
-
-
 def update(
-    mean: Sequence[Tensor],
-    std: Sequence[Tensor],
+    states: Sequence[Sequence[Tensor]],
     natural: bool,
     rates: Sequence[Tensor],
+    springs: Sequence[tuple[Tensor, Tensor] | None],
     grads: Tensor,
     variance: Tensor | None,
-    springs: Sequence[tuple[Tensor, Tensor] | None],
-    count: Tensor,
-    counts: Tensor,
     rounded: Tensor | None,
-) -> None:
-    """The update of training/rules/update.py. It counts steps in `counts`, and sets `count`. Buffers are [R, P], rates
-    [R, 1].
+    count: Tensor,
+) -> tuple[Tensor, Callable[[], None]]:
+    """The update of training/rules/update.py: counters of the steps taken, and a function that takes a step, counts it
+    and sets `count`. Buffers are [R, P], rates [R, 1].
 
-    `mean` holds the weights and Adam's moments. `std` is empty, or holds the log sigmas and Adam's moments or, if
+    `states` are the weights and Adam's moments and, if there are variances, the log sigmas and Adam's moments or, if
     `natural`, the two running means of the natural step. `springs` are the stiffness and centre of each of the mean,
-    linear and square springs. The new means and variances are also written to `rounded` [S, R, P], if
-    given, in its dtype.
+    linear and square springs. New means and variances are also written to `rounded` [S, R, P], if given, in its dtype.
     """
+    mean, std = [*states, ()][:2]
     weights, n = mean[0], mean[0].numel()
     (a, c), (k, s), (d, u) = (spring or (weights, weights) for spring in springs)
     rule = "points" if not std else "natural" if natural else "adam"
-    log_std, first, second = (*std, weights, weights, weights)[:3]
-    _update[(len(counts),)](
-        *mean, rates[0], a, c, log_std, first, second, rates[-1], weights if variance is None else variance, k, s, d, u,
-        grads, grads if rounded is None else rounded, count, counts, n, weights.shape[1], RULE=rule, MEAN=springs[0] is not None,
-        LINEAR=springs[1] is not None, SQUARE=springs[2] is not None, ROUNDED=rounded is not None, BLOCK=BLOCK,
+    own = (*std, weights, weights, weights)[:3]
+    counts = weights.new_zeros(triton.cdiv(n, BLOCK))  # one per program, which cannot know when all others have read it
+    pointers = (
+        *mean, rates[0], a, c, *own, rates[-1], weights if variance is None else variance, k, s, d, u, grads,
+        grads if rounded is None else rounded, count, counts,
     )  # fmt: skip
+    given = {"MEAN": springs[0], "LINEAR": springs[1], "SQUARE": springs[2], "ROUNDED": rounded}
+    constants = {"RULE": rule, "BLOCK": BLOCK, **{name: one is not None for name, one in given.items()}}
+
+    def step() -> None:
+        _update[(len(counts),)](*pointers, n, weights.shape[1], **constants)
+
+    return counts, step

@@ -56,18 +56,19 @@ _lock = threading.Lock()
 
 def native() -> Native | None:
     """The compiled functions, from the cache of an earlier run if possible; None if they cannot be compiled."""
+    if os.environ.get("EVCL_NATIVE") == "0" or os.name != "posix":
+        return None
     with _lock:  # only one thread compiles
-        return _native()
+        return _native(os.environ.get("CC", "cc"), cache_folder() / "native")
 
 
 @cache
-def _native() -> Native | None:
-    words = shlex.split(os.environ.get("CC", "cc"))
+def _native(command: str, folder: Path) -> Native | None:
+    words = shlex.split(command)
     compiler = shutil.which(words[0]) if words else None
-    if compiler is None or os.environ.get("EVCL_NATIVE") == "0" or os.name != "posix":
+    if compiler is None:
         return None
     try:
-        folder = cache_folder() / "native"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
             return None  # other users could put their code there

@@ -264,7 +264,7 @@ def _example(learner: Learner, x: Any) -> Tensor:
 def _shape(learner: Learner) -> tuple[int, ...] | None:
     """The shape of an example; None for a network of the user's own in a file of an earlier version."""
     if learner.parts.shape is None and isinstance(learner.parts.plain, MLP):
-        return (int(learner.parts.plain.described()["inputs"]),)
+        return (learner.parts.plain.inputs,)
     return learner.parts.shape
 
 

@@ -35,25 +35,25 @@ def others(rows: Tensor, n: int) -> Tensor:
 def kcenter(x: Tensor, count: int) -> Tensor:
     """[R, count]: the rows of the k-centers of x [R, N, D]; count must be at most N."""
     if x.is_cuda:  # computing all distances costs less than synchronising with the device
-        return _eager(x, count)
-    return torch.stack([_lazy(one, count) for one in x.cpu()]).to(x.device)
+        return eager(x, count)
+    return torch.stack([lazy(one, count) for one in x.cpu()]).to(x.device)
 
 
-def _eager(x: Tensor, count: int) -> Tensor:
+def eager(x: Tensor, count: int) -> Tensor:
     """Compute the distance of every example to every centre, without synchronising with the device."""
-    chosen = _distance(x, x.mean(1, keepdim=True)).squeeze(2).argmin(1, keepdim=True)
+    chosen = distances(x, x.mean(1, keepdim=True)).squeeze(2).argmin(1, keepdim=True)
     near = x.new_full(x.shape[:2], torch.inf)
     rows = []
     for _ in range(count):
         rows.append(chosen)
         centre = x.gather(1, chosen.unsqueeze(2).expand(-1, -1, x.shape[2]))
-        torch.minimum(near, _distance(x, centre).squeeze(2), out=near)
+        torch.minimum(near, distances(x, centre).squeeze(2), out=near)
         near.scatter_(1, chosen, -1.0)  # never choose it again
         chosen = near.argmax(1, keepdim=True)
     return torch.cat(rows, 1) if rows else chosen[:, :0]
 
 
-def _lazy(x: Tensor, count: int) -> Tensor:
+def lazy(x: Tensor, count: int) -> Tensor:
     """[count]: the same for x [N, D].
 
     A new centre can only reduce an example's distance to its nearest centre, so an old distance is an upper bound of
@@ -66,7 +66,7 @@ def _lazy(x: Tensor, count: int) -> Tensor:
     seen = torch.zeros(len(x), dtype=torch.long)
     for k in range(count):
         if k == 0:
-            row = _distance(x, x.mean(0, keepdim=True)).squeeze(1).argmin()
+            row = distances(x, x.mean(0, keepdim=True)).squeeze(1).argmin()
         else:
             _measure(x, centres[:k], near, seen)
             row = near.argmax()
@@ -83,12 +83,12 @@ def _measure(x: Tensor, centres: Tensor, near: Tensor, seen: Tensor) -> None:
     while len(rows := (old & (near >= farthest)).nonzero().squeeze(1)):
         if len(rows) > block:
             rows = rows[near[rows].topk(block, sorted=False).indices]
-        now = torch.minimum(near[rows], _distance(x[rows], centres[int(seen[rows].min()) :]).amin(1))
+        now = torch.minimum(near[rows], distances(x[rows], centres[int(seen[rows].min()) :]).amin(1))
         near[rows], seen[rows], old[rows] = now, k, False
         farthest = torch.maximum(farthest, now.max())
         block = min(2 * block, LARGEST_BLOCK)
 
 
-def _distance(x: Tensor, centres: Tensor) -> Tensor:
+def distances(x: Tensor, centres: Tensor) -> Tensor:
     """[..., N, K]: Euclidean distances from x [..., N, D] to centres [..., K, D], each computed from differences."""
     return torch.cdist(x, centres, compute_mode="donot_use_mm_for_euclid_dist")

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from evcl._core.randomness import Noise
 from evcl.kernels.native import Native, native
 from evcl.nn.film import Film
+from evcl.nn.layer import hooks
 from evcl.nn.layers import Linear
 from evcl.nn.lessons import LessonPass, Lessons
 from evcl.nn.network import BayesianNetwork
@@ -102,9 +103,8 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
     linear, between = modules[::2], modules[1::2]
     plain = all(type(m) is Linear for m in linear) and all(type(m) is nn.ReLU for m in between)
     every = [network, *trunk.modules()]
-    hooks = [hook for m in every for hook in m._forward_hooks.values()]
-    watched = any(m._forward_pre_hooks or m._backward_hooks for m in every)
-    watched = watched or not all(isinstance(hook, Film) for hook in hooks)
+    watched = any(hooks(m, "forward_pre") or hooks(m, "backward") for m in every)
+    watched = watched or not all(isinstance(hook, Film) for m in every for hook in m._forward_hooks.values())
     if not linear or len(linear) != len(between) or not plain or watched:
         return None
     found = [(layer.names["weight"], layer.names.get("bias")) for layer in linear]

@@ -20,7 +20,7 @@ from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film, film_weights
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call
-from evcl.nn.layer import BayesianLayer, Weights, state_of
+from evcl.nn.layer import BayesianLayer, Weights, hooks, state_of
 from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.lora import AdaptedAttention, BayesianDown, BayesianUp, Down, Up, bayesian_attention
 from evcl.nn.network import BayesianNetwork
@@ -34,7 +34,6 @@ Names = str | Sequence[str] | None
 """Names of modules, or patterns of them."""
 
 BayesianForm = Callable[[Any], nn.Module]
-HOOKS = "_forward_pre_hooks", "_forward_hooks"
 _FORMS: dict[type[nn.Module], BayesianForm] = {}
 # Layers without weights that still cannot be used unchanged, and why.
 _REFUSED: dict[type[nn.Module], str] = {
@@ -234,7 +233,7 @@ class _Conversion:
             form, trainable = _form(plain), [p.requires_grad for p in plain.parameters()]
             if form is None or not self._chosen(path) or not (any(trainable) or not trainable):
                 self.done[id(plain)] = self._kept(plain, copied, path, second)
-            elif not all(trainable) or any(getattr(plain, hooks) for hooks in HOOKS) or _unusual(plain):
+            elif not all(trainable) or hooks(plain, "forward_pre") or plain._forward_hooks or _unusual(plain):
                 self.done[id(plain)] = self._kept(plain, copied, path, second, direct=True)
             else:
                 made = self._taken_up(form(plain), path, second, type(plain))
@@ -398,7 +397,7 @@ def _unusual(layer: nn.Module) -> bool:
     return isinstance(layer, nn.MultiheadAttention) and (layer.bias_k is not None or layer.add_zero_attn)
 
 
-def _as_indices(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_indices(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Convert inputs to indices: a learner passes all inputs as floating-point numbers."""
     return (args[0].long(), *args[1:])
 

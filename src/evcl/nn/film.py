@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +61,7 @@ class Film:
         self.parts = [((name, which), partial(_one, which, site)) for which in (0, 1)]
         self.channels_first, self.second = channels_first, False  # True: the batch is the second axis of the output
 
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor | None:
+    def __call__(self, layer: nn.Module, args: object, y: Tensor) -> Tensor | None:
         rows, task = self.weights.task_rows, self.weights.task
         if rows is None or task is None:
             return None

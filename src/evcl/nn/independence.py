@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -167,7 +167,7 @@ def _touches(before: Tensor, after: Tensor, example: int, fold: int) -> bool:
     return a.numel() > 0 and bool((a - b).abs().max() > 1e-4 * max(float(a.abs().max()), 1e-30))
 
 
-def _each_example(layer: BayesianLayer, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _each_example(layer: BayesianLayer, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A forward pre-hook: expand an input that the batch shares, [t, ...] or [1, t, ...], to [R*B, t, ...]."""
     x = args[0]
     x = x[0] if x.dim() > 1 and len(x) == 1 else x

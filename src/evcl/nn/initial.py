@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ def he_uniform(shape: Sequence[int], fan_in: float, source: torch.Generator) -> 
     return torch.empty(tuple(shape), dtype=torch.float64).uniform_(-bound, bound, generator=source)
 
 
-def blank(kind: type[L], *sizes: Any, **options: Any) -> L:
+def blank(kind: type[L], *sizes: object, **options: object) -> L:
     """A layer with memory for its weights, and anything in it. Its default initialisation would use torch's global
     generator. `torch.nn.utils.skip_init` does the same, but imports sympy, which takes a second.
     """
@@ -83,7 +83,7 @@ def blank(kind: type[L], *sizes: Any, **options: Any) -> L:
     return layer
 
 
-def he_layer(source: torch.Generator, kind: type[L], *sizes: int, **options: Any) -> L:
+def he_layer(source: torch.Generator, kind: type[L], *sizes: int, **options: object) -> L:
     """A linear layer or a convolution with He-uniform weights."""
     layer = blank(kind, *sizes, **options)
     fan_in = math.prod(layer.get_parameter("weight").shape[1:])

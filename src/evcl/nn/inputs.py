@@ -42,7 +42,7 @@ class Call:
         """Whether it changes nothing: one tensor in, and the network's own output out."""
         return self.form is None and self.output is None
 
-    def __call__(self, network: Callable[..., Any], x: Tensor) -> Any:
+    def __call__(self, network: Callable[..., object], x: Tensor) -> Any:
         """What the network returns for packed inputs x [N, ...]: a tensor, unless it cannot be chosen."""
         if self.form is None:
             return self.chosen(network(x), None)
@@ -73,11 +73,11 @@ class Call:
         return _pooled(value, mask) if output == STATES and isinstance(value, Tensor) and value.dim() == 3 else value
 
 
-def _has_names(found: Any) -> bool:
+def _has_names(found: object) -> bool:
     return isinstance(found, Mapping) or hasattr(found, "last_hidden_state") or hasattr(found, "logits")
 
 
-def _get(found: Any, name: str) -> Any:
+def _get(found: object, name: str) -> Any:
     if isinstance(found, Mapping) and name in found:
         return found[name]
     return None if isinstance(found, Mapping) else getattr(found, name, None)
@@ -91,7 +91,7 @@ def _pooled(states: Tensor, mask: Tensor | None) -> Tensor:
     return (states * there).sum(1) / there.sum(1).clamp_min(1)
 
 
-def described(found: Any) -> str:
+def described(found: object) -> str:
     """What a network returned, in words."""
     if isinstance(found, Tensor):
         return f"a tensor of shape {tuple(found.shape)}"
@@ -181,13 +181,13 @@ class _One(nn.Sequential):
         self.output, form = call.output, call.form
         self.mask = None if form is None or form.mask is None else str(form.mask.key)
 
-    def forward(self, input: Any) -> Tensor:
+    def forward(self, input: object) -> Tensor:
         found: Tensor = self[1](Call(self.output).chosen(self[0](input), None))
         return found
 
 
 class _Several(_One):
-    def forward(self, *args: Any, **named: Any) -> Tensor:
+    def forward(self, *args: object, **named: Any) -> Tensor:
         mask = None if self.mask is None else named.get(self.mask)
         found: Tensor = self[1](Call(self.output).chosen(self[0](*args, **named), mask))
         return found

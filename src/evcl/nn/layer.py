@@ -293,9 +293,15 @@ class BayesianLayer(nn.Module):
         raise NotImplementedError
 
 
+def hooks(module: nn.Module, kind: str) -> dict[int, Callable[..., object]]:
+    """A module's hooks of this kind, "forward_pre" or "backward", in torch's own table."""
+    found: dict[int, Callable[..., object]] = vars(module)[f"_{kind}_hooks"]
+    return found
+
+
 def state_of(layer: nn.Module) -> dict[str, Tensor]:
     """The layer's state beside its weights, one row per replica."""
-    own = layer._non_persistent_buffers_set
+    own = vars(layer)["_non_persistent_buffers_set"]
     return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in own}
 
 
@@ -351,7 +357,7 @@ class LocalDraw(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Any, *rest: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
         *parts, noise, ctx.grads, compute_dtype = rest
         full = parts[0].dtype
         inputs = [x, *parts, None if noise is None else x.square()]
@@ -367,8 +373,7 @@ class LocalDraw(torch.autograd.Function):
         return torch.addcmul(y.to(full), noise, std)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        g = gradients[0]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *drawn = ctx.saved_tensors
         grad_weight, grad_bias, grad_var_weight, grad_var_bias = ctx.grads
         cast = g.to(x.dtype)

@@ -80,7 +80,7 @@ class LoRA:
     def scale(self) -> float:
         return (2 * self.rank if self.alpha is None else self.alpha) / self.rank
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """As in a file: `LoRA(**described)` makes it again."""
         return asdict(self)
 

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import takewhile
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from evcl._core.errors import EvclError, NoWeight, retired
 from evcl.nn.columns import Columns
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call, described
-from evcl.nn.layer import BayesianLayer, Grads, Named, Weights, state_of
+from evcl.nn.layer import BayesianLayer, Grads, Named, Weights, hooks, state_of
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
 from evcl.nn.number_head import NumberHead
@@ -276,14 +276,14 @@ class BayesianNetwork(nn.Module):
             for module, key in self._places:
                 module.__dict__.pop(key, None)
 
-    def _lower(self, x: Tensor) -> AbstractContextManager[Any]:
+    def _lower(self, x: Tensor) -> AbstractContextManager[object]:
         """The precision of a trunk's own matrix products, outside Bayesian layers."""
         if limited(x.device):
             return nullcontext()
         dtype = self.weights.dtype_of(x)
         return torch.autocast(x.device.type, dtype, dtype != x.dtype, cache_enabled=False)
 
-    def _checked(self, features: Any, x: Tensor) -> Tensor:
+    def _checked(self, features: object, x: Tensor) -> Tensor:
         """The trunk's output for x, if it is one vector per example."""
         if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != x.shape[0]:
             came = tuple(features.shape) if isinstance(features, Tensor) else described(features)
@@ -388,7 +388,7 @@ class BayesianNetwork(nn.Module):
             found.names, found.places = dict(self.direct.names), list(self.direct.places)
         return found
 
-    def use_directly(self, layer: Any) -> bool:
+    def use_directly(self, layer: object) -> bool:
         """Put the plain layer in the place of a Bayesian one, and use its parameters directly. False if it cannot."""
         plain = getattr(layer, "__dict__", {}).get("plain")
         if plain is None:
@@ -404,11 +404,11 @@ class BayesianNetwork(nn.Module):
 
     # --- its form and size -------------------------------------------------------------------------------------------
 
-    def form(self) -> dict[str, Any]:
+    def form(self) -> dict[str, object]:
         """The trunk, and what describes its weights. `set_form` restores it."""
         return {name: getattr(self, name) for name in FORM}
 
-    def set_form(self, form: Mapping[str, Any]) -> None:
+    def set_form(self, form: Mapping[str, object]) -> None:
         self._sizes, self._fixed = {}, None
         for name, value in form.items():
             setattr(self, name, value)
@@ -600,7 +600,7 @@ def _fixed_layers(trunk: nn.Module) -> int:
 
     if never_changes(trunk):
         return WHOLE if any(True for _ in trunk.parameters()) else 0
-    if type(trunk) is not nn.Sequential or trunk._forward_hooks or trunk._forward_pre_hooks:
+    if type(trunk) is not nn.Sequential or trunk._forward_hooks or hooks(trunk, "forward_pre"):
         return 0
     layers = list(takewhile(never_changes, trunk))
     return len(layers) if any(True for layer in layers for _ in layer.parameters()) else 0

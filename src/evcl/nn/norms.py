@@ -7,8 +7,6 @@ prior of gamma is centred on 1, so that an untrained norm passes on its normalis
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -128,7 +126,7 @@ class BatchNorm(Norm):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> None:
         super().__init__(layer)
         if layer.running_mean is None:
             raise EvclError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +49,7 @@ class MLP(nn.Sequential):
         self.inputs, self.hidden = inputs, tuple(hidden)
         self.dropout, self.input_dropout = float(dropout), float(input_dropout)
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """The arguments that make an MLP of this shape, as JSON; dropout only if there is any."""
         dropped = {"dropout": self.dropout, "input_dropout": self.input_dropout}
         return {"inputs": self.inputs, "hidden": list(self.hidden), **{name: p for name, p in dropped.items() if p}}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -54,9 +54,11 @@ class BayesianPerTask(BayesianLayer):
         self.__dict__["inner"] = inner
         self.register_buffer("start", inner.posterior.mean[0].clone())  # the module's own weights, saved with it
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.inner.trunk._apply(fn)
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        for module in self.inner.trunk.modules():
+            module._buffers.update({key: None if b is None else fn(b) for key, b in module._buffers.items()})
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         rows, task = self.weights.task_rows, self.weights.task

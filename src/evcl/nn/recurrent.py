@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -307,7 +307,7 @@ class Recurrent(Composite):
                     f"a recurrent layer takes a batch of sequences (3 axes), not shape {tuple(input.shape)}"
                 )
             x = input if self.batch_first else input.transpose(0, 1)
-        first: Any = self.sweeps[0]
+        first = cast(Sweep, self.sweeps[0])
         x = x.to(first.dtype)  # lengths are among a sweep's inputs, and bf16 has too few digits for them
         h, c = self._state(x, hx)
         length = x.new_full((len(x), 1), x.shape[1]) if lengths is None else lengths.to(x).unsqueeze(1)
@@ -315,7 +315,7 @@ class Recurrent(Composite):
         for k in range(self.num_layers):
             outputs = []
             for place in range(both * k, both * (k + 1)):
-                sweep: Any = self.sweeps[place]
+                sweep = cast(Sweep, self.sweeps[place])
                 rows = torch.cat([x.flatten(1), h[place], c[place], length], 1)
                 y, hn, cn = sweep.split(sweep(rows, lengths is None))
                 outputs.append(y)

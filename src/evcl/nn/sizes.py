@@ -45,7 +45,9 @@ class _Counted(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[int] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Any = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         given, made = ([t for t in tree_leaves(some) if isinstance(t, Tensor)] for some in ((args, kwargs), out))
         known = {t.untyped_storage().data_ptr() for t in given}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm as OldHook
 
-from evcl.nn.layer import BayesianLayer, Weights
+from evcl.nn.layer import BayesianLayer, Weights, hooks
 
 
 class SpectralNorm(BayesianLayer):
@@ -73,17 +73,17 @@ class _OldSpectralNorm(SpectralNorm):
         self.dim, self.eps, self.iterations, self.parameter = hook.dim, hook.eps, hook.n_power_iterations, hook.name
         self._hold(*(layer._buffers.pop(key) for key in self.keys))
 
-    def hook(self, layer: nn.Module, args: Any) -> None:
+    def hook(self, layer: nn.Module, args: object) -> None:
         """A forward pre-hook, in place of torch's."""
         setattr(layer, self.parameter, self(getattr(layer, f"{self.parameter}_orig")))
 
 
 def attach_state(layer: nn.Module, path: str, weights: Weights, stateful: Callable[[BayesianLayer], None]) -> None:
     """Replace the hooks of the old spectral norm by ones whose state is kept per replica."""
-    for key, hook in list(layer._forward_pre_hooks.items()):
+    for key, hook in list(hooks(layer, "forward_pre").items()):
         if isinstance(hook, OldHook):
             state = _OldSpectralNorm(hook, layer)
             state.weights, state.path = weights, path
             stateful(state)
-            layer._forward_pre_hooks[key] = state.hook
+            hooks(layer, "forward_pre")[key] = state.hook
             layer.add_module(f"{hook.name}_spectral", state)

@@ -8,7 +8,7 @@ the model becomes better by it. Choose the layer and the rank on validation data
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def truncate(learner: Truncating[L_co], layer: str, rank: float) -> L_co:
     return learner.truncated(layer, rank)
 
 
-def low_rank(weight: Tensor, layer: str, rank: Any) -> Tensor:
+def low_rank(weight: Tensor, layer: str, rank: float) -> Tensor:
     """The nearest weight [o, ...] of at most this rank, as a matrix [o, all others]."""
     if weight.dim() < 2:
         raise EvclError(f"{layer!r} has a weight of {weight.dim()} axis, which has no rank: choose a linear layer")

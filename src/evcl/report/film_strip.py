@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError, extra
 from evcl._core.files import write_atomically
 
 
-def film_strip(frames: Sequence[Any], path: str | Path, title: str = "") -> Path:
+def film_strip(frames: Sequence[NDArray[np.uint8]], path: str | Path, title: str = "") -> Path:
     """Draw pictures [height, width, 3] side by side, such as those of `evcl.rl.frames`, into a .png, .svg or .pdf."""
     if not len(frames):
         raise EvclError("a film strip needs at least one picture")

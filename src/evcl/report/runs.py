@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from evcl.experiments import SUMMARIES, Result, preset
 from evcl.experiments.known import KnownMethod, known_benchmark, known_method
@@ -68,7 +67,7 @@ def command(result: Result) -> str:
     return shlex.join(words)
 
 
-def _given(result: Result) -> dict[str, Any]:
+def _given(result: Result) -> dict[str, object]:
     """The settings that differ from the preset's; all settings if the method is not registered here."""
     named = {name: value for name, value in result.config.items() if name not in SHAPE and (name, value) != UNUSED}
     method = _method(result)
@@ -85,7 +84,7 @@ def _method(result: Result) -> KnownMethod | None:
     return None if known is None else known_method(result.benchmark, result.method)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value exactly as `--set` reads it."""
     if isinstance(value, list):
         return " ".join(map(str, value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from evcl._core.randomness import Purpose, generator
 from evcl.rl.advantages import Path
 from evcl.rl.agent import Agent
-from evcl.rl.environments import Environments, Outcome
+from evcl.rl.environments import Environments, Outcome, Picture
 
 
 class Rollout(NamedTuple):
@@ -66,13 +66,13 @@ def returns(agent: Agent, task: int, episodes: int) -> Tensor:
     return total.view(len(agent.seeds), -1).mean(1).cpu()
 
 
-def frames(agent: Agent, task: int, count: int = 8, replica: int = 0) -> list[Any]:
+def frames(agent: Agent, task: int, count: int = 8, replica: int = 0) -> list[Picture]:
     """Up to this many pictures of one episode, from its first state to its last, equally far apart."""
     return films(agent, task, count, [replica])[0]
 
 
 @torch.no_grad()
-def films(agent: Agent, task: int, count: int, replicas: Sequence[int]) -> list[list[Any]]:
+def films(agent: Agent, task: int, count: int, replicas: Sequence[int]) -> list[list[Picture]]:
     """The `frames` of each of these replicas, whose episodes run side by side: once to count their states, and then
     again, to draw some of them.
     """
@@ -94,7 +94,7 @@ def films(agent: Agent, task: int, count: int, replicas: Sequence[int]) -> list[
         torch.linspace(0, length - 1, min(count, length)).round().long().tolist()
         for length in episode(lambda envs, row, number: None)
     ]
-    found: list[list[Any]] = [[] for _ in seeds]
+    found: list[list[Picture]] = [[] for _ in seeds]
     episode(lambda envs, row, number: found[row].append(envs.frame(row)) if number in wanted[row] else None)
     return found
 

@@ -101,7 +101,7 @@ class Agent:
         self,
         stream: Stream,
         method: str | Method,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, object],
         seeds: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from evcl._core.errors import extra
-from evcl.rl.environments import Environments, Gymnasium
+from evcl.rl.environments import Environments, Gymnasium, Picture
 
 
 class Variant(NamedTuple):
@@ -36,7 +36,7 @@ class Variant(NamedTuple):
         return made
 
 
-def picture(env: Any) -> Any:
+def picture(env: Any) -> Picture:
     """A picture [60, 150, 3] of a CartPole. Gymnasium's own needs pygame, and takes seconds to begin."""
     pole = env.unwrapped
     x, _, angle, _ = pole.state

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
+
+Picture = NDArray[np.uint8]
 
 
 class Outcome(NamedTuple):
@@ -48,7 +51,7 @@ class Environments(Protocol):
         """Take the actions [B], or [B, D] if they are numbers."""
         ...
 
-    def frame(self, row: int) -> Any:
+    def frame(self, row: int) -> Picture:
         """A picture [height, width, 3] of one environment, in bytes."""
         ...
 
@@ -94,7 +97,7 @@ class Gymnasium:
         envs: int,
         purpose: str,
         device: torch.device,
-        draw: Callable[[Any], Any] | None = None,
+        draw: Callable[[Any], Picture] | None = None,
     ) -> None:
         self.draw = draw
         self.all = [make() for _ in range(len(seeds) * envs)]
@@ -119,7 +122,7 @@ class Gymnasium:
         rewards, terminated, truncated = torch.tensor(numbers, device=self.device).unbind(1)
         return Outcome(rewards, terminated, truncated, last)
 
-    def frame(self, row: int) -> Any:
+    def frame(self, row: int) -> Picture:
         found = self.all[row].render() if self.draw is None else self.draw(self.all[row])
         if found is None:
             raise EvclError("this environment draws no pictures: make it with render_mode='rgb_array'")
@@ -150,11 +153,12 @@ class Gymnasium:
             now.append(seen)
         self.observations = self._stacked(now)
 
-    def _begun(self, i: int) -> Any:
+    def _begun(self, i: int) -> NDArray[np.float32]:
+        seen: NDArray[np.float32]
         seen, _ = self.all[i].reset(seed=self.episodes.start(i))
         return seen
 
-    def _stacked(self, rows: list[Any]) -> Tensor:
+    def _stacked(self, rows: list[NDArray[np.float32]]) -> Tensor:
         return torch.from_numpy(np.stack(rows).astype(np.float32, copy=False)).to(self.device)
 
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from evcl._core.catalogue import AGENT_SUMMARIES
 from evcl._core.errors import unknown
@@ -106,7 +105,7 @@ def _for_agents(found: Method) -> Method:
     return replace(found, settings={**dict.fromkeys(NOT_OURS), **own, **bayes, **RL, "distill": distill})
 
 
-def configured(name: str | Method, given: Mapping[str, Any], stream: str) -> tuple[Method, Settings]:
+def configured(name: str | Method, given: Mapping[str, object], stream: str) -> tuple[Method, Settings]:
     """A method as agents have it, and its checked settings: those given, and the defaults for this stream."""
     found = method(name, stream if isinstance(name, str) else None)
     s = given if isinstance(given, Settings) else resolve(found.name, found.known_settings, given)

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evcl._core.errors import extra
 
@@ -52,7 +53,7 @@ def room(wanted: str) -> Any:
             self.place_agent()
             self.mission = wanted
 
-        def gen_obs(self) -> Any:
+        def gen_obs(self) -> NDArray[np.float32]:
             """What the agent sees. MiniGrid's own view turns and hides cells one by one, and takes most of the time."""
             (x, y), (dx, dy) = self.agent_pos, DIRECTIONS[self.agent_dir]
             seen: list[float] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,13 +13,13 @@ from evcl.rl.agent import Agent
 from evcl.rl.ppo import PPO
 
 
-def trunk_of(model: Any) -> Callable[[], nn.Module]:
+def trunk_of(model: object) -> Callable[[], nn.Module]:
     """What makes a trunk like the policy network of a PPO or A2C model of Stable-Baselines3, for `Stream.network`."""
     extractor, _ = _parts(model)
     return lambda: nn.Sequential(nn.Flatten(), *copied(extractor).children())
 
 
-def adopt(agent: Agent, model: Any) -> None:
+def adopt(agent: Agent, model: object) -> None:
     """Give all replicas the policy of a PPO or A2C model as their first task, which is then protected like any other.
 
     The agent's stream must have a head per task (no contexts), and `trunk_of(model)` as its network. It is measured
@@ -47,7 +46,7 @@ def adopt(agent: Agent, model: Any) -> None:
     learning.finish()
 
 
-def _parts(model: Any) -> tuple[nn.Module, nn.Module]:
+def _parts(model: object) -> tuple[nn.Module, nn.Module]:
     """The hidden layers of the policy, and its last layer."""
     policy = getattr(model, "policy", model)
     extractor = getattr(getattr(policy, "mlp_extractor", None), "policy_net", None)

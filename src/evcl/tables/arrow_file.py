@@ -5,23 +5,23 @@ They need packages of the extra `tables`: `pip install 'evcl[tables]'`; DuckDB i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from evcl._core.bounds import MOST_COLUMNS, MOST_TEXT, ROWS_A_PIECE, rows_a_piece
 from evcl._core.errors import extra
-from evcl.tables.source import Dialect, Piece, TypedSource, Values, bad, listed, with_missing
+from evcl.tables.source import Dialect, Source, Values, bad, listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile as ParquetReader
 
 
-class ArrowSource(TypedSource):
+class ArrowSource(Source):
     """A source that pyarrow reads, in batches of rows."""
 
     name = "Arrow"
@@ -29,7 +29,8 @@ class ArrowSource(TypedSource):
     def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         with extra("tables", f"{path}: {self.name} needs pyarrow"):
             import pyarrow as pa
-        self.path, self.dialect, self._pa = path, dialect or Dialect(), pa
+        super().__init__(path, dialect)
+        self._pa = pa
         schema = self._schema()
         try:
             names = schema.names
@@ -40,10 +41,7 @@ class ArrowSource(TypedSource):
         if len(set(names)) != len(names):
             bad(path, "two columns have the same name")
         self._types = dict(zip(names, schema.types, strict=True))
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return dict.fromkeys(self._types, ())
+        self.shapes = dict.fromkeys(names, ())
 
     def _schema(self) -> pa.Schema:
         raise NotImplementedError
@@ -52,10 +50,7 @@ class ArrowSource(TypedSource):
         """The rows of these columns. An error of pyarrow here means that the file is damaged."""
         raise NotImplementedError
 
-    def _unreadable(self, error: Exception) -> NoReturn:
-        bad(self.path, f"it is truncated or not {self.name} ({line_of(error)})")
-
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+    def blocks(self, names: Collection[str]) -> Iterator[tuple[dict[str, Values], int]]:
         start, batches = 0, self._batches([name for name in self._types if name in names])
         while True:
             try:
@@ -67,17 +62,13 @@ class ArrowSource(TypedSource):
             most = rows_a_piece(len(batch.schema.names))
             for first in range(0, len(batch), most):
                 part = batch.slice(first, most)
-                columns = {name: self._values(name, part.column(i), start) for i, name in enumerate(part.schema.names)}
-                yield Piece(columns, lambda i, first=start: f"row {first + i + 1}", len(part))  # type: ignore[misc]
+                yield {n: self._values(n, part.column(i), start) for i, n in enumerate(part.schema.names)}, len(part)
                 start += len(part)
 
     def _values(self, name: str, column: pa.Array, start: int) -> Values:
         """A column's values, from the row `start` on: integers stay integers, other numbers become float64, text and
         booleans become text, dates and times become datetime64.
         """
-        return with_missing(self._converted(name, column, start), self.dialect.missing)
-
-    def _converted(self, name: str, column: pa.Array, start: int) -> Values:
         pa = self._pa
         types, kind = pa.types, column.type
         if types.is_dictionary(kind):

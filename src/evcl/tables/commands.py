@@ -22,8 +22,7 @@ from evcl.tables.encoding import Number
 from evcl.tables.excel_file import ExcelFile
 from evcl.tables.image_folder import PIXELS, ImageFolder
 from evcl.tables.model import Model, is_table, load_model
-from evcl.tables.npy_file import NpyFile
-from evcl.tables.npz_file import NpzFile
+from evcl.tables.numpy_file import NpyFile, NpzFile
 from evcl.tables.rows import Rows
 from evcl.tables.source import Dialect, Source, bad
 from evcl.tables.values import Fraction

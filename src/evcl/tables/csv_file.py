@@ -7,26 +7,25 @@ import gzip
 import itertools
 import re
 import zlib
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from evcl._core.bounds import BYTES_A_PIECE, MOST_COLUMNS, MOST_LINE_BYTES, MOST_TEXT, ROWS_A_PIECE, rows_a_piece
+from evcl._core.bounds import BYTES_A_PIECE, MOST_LINE_BYTES, ROWS_A_PIECE, rows_a_piece
 from evcl.tables.arrow_csv import column_pieces
 from evcl.tables.source import Dialect, Piece, bad
 from evcl.tables.survey import TextSource
 
 SEPARATORS = ",;\t|"
-LARGE = 8_000_000  # bytes, from which on pyarrow reads a file, if it is installed
+LARGE = 1_000_000  # bytes, from which on pyarrow reads a file, if it is installed
 TRIED = 20  # the rows after the header that decide on the separator
 
 
 class CsvFile(TextSource):
     def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
-        super().__init__(path, dialect or Dialect())
+        super().__init__(path, dialect)
         with self._lines() as lines:
             first = list(itertools.islice(lines.alone(), 1 + TRIED))
         told = first[0].strip('\r\n"') if first else ""
@@ -39,25 +38,12 @@ class CsvFile(TextSource):
         self._with_arrow = large and self._regular()
         if not header:
             bad(path, "line 1", "it is empty; a CSV file begins with a line of column names")
-        if len(header) > MOST_COLUMNS:
-            bad(path, "line 1", f"{len(header)} columns, but the maximum is {MOST_COLUMNS}")
-        self._names = [name.strip() for name in header]
-        for i, name in enumerate(self._names):
-            if not name:
-                bad(path, "line 1", f"column {i + 1} has no name; name it, or for a pandas index write index=False")
-            if len(name) > MOST_TEXT:
-                bad(path, "line 1", f"the name of column {i + 1} has more than {MOST_TEXT:,} characters")
-            if name in self._names[:i]:
-                bad(path, "line 1", f"two columns are called {name!r}")
+        self._named(header, "line 1", ", or for a pandas index write index=False")
 
     @property
     def _count(self) -> int:
         """How many rows are read at a time."""
         return min(ROWS_A_PIECE, rows_a_piece(len(self._names)))
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return dict.fromkeys(self._names, ())
 
     @contextmanager
     def _lines(self) -> Iterator[_Lines]:
@@ -109,28 +95,22 @@ class CsvFile(TextSource):
         with self._lines() as lines:
             rows = self._rows(lines)
             next(rows, None)
-            while True:
-                numbers: Sequence[int]
-                plain = lines.read_plain(self.separator, len(self._names), self._count)
-                numbers, columns = plain or self._read(rows)
-                if not numbers:
-                    return
-                found = {n: list(map(str.strip, c)) for n, c in zip(self._names, columns, strict=True) if n in names}
-                yield Piece({}, lambda i, numbers=numbers: f"line {numbers[i]}", len(numbers), found)  # type: ignore[misc]
+            while some := self._read(rows):
+                columns = zip(self._names, zip(*(cells for _, cells in some), strict=True), strict=True)
+                found = {name: list(map(str.strip, cells)) for name, cells in columns if name in names}
+                yield Piece({}, lambda i, some=some: f"line {some[i][0]}", len(some), found)  # type: ignore[misc]
 
-    def _read(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[list[int], Sequence[Sequence[str]]]:
-        """Read some rows with `csv`, which handles quotes; returns their line numbers, and their cells by column."""
-        numbers, cells = [], []
-        taken = 0
+    def _read(self, rows: Iterator[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+        """Some rows, each with its line number; none at the end."""
+        found, taken = [], 0
         for line, row in itertools.islice(rows, self._count):
             if len(row) != len(self._names):
                 bad(self.path, f"line {line}", f"{len(row)} cells, but the header has {len(self._names)}")
-            numbers.append(line)
-            cells.append(row)
+            found.append((line, row))
             taken += sum(map(len, row))
             if taken > BYTES_A_PIECE:
                 break
-        return numbers, list(zip(*cells, strict=True))
+        return found
 
     def _rows(self, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
         """Yield each row with the number of its first line; blank lines are skipped."""
@@ -177,7 +157,6 @@ class _Lines:
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file, self.number, self._left = path, file, 0, MOST_LINE_BYTES
-        self._back: deque[bytes] = deque()  # lines that were read too early
         self.start = 1
 
     def begin(self) -> None:
@@ -200,7 +179,7 @@ class _Lines:
     def __next__(self) -> str:
         line, part = b"", b" "
         while part and not line.endswith(b"\n") and len(line) <= self._left:
-            part = self._back.popleft() if self._back else self._file.readline(self._left + 1 - len(line))
+            part = self._file.readline(self._left + 1 - len(line))
             line += part
         if not line:
             raise StopIteration
@@ -217,33 +196,3 @@ class _Lines:
             return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             bad(self._path, f"line {self.number}", f"byte {error.start + 1} is not UTF-8; save the file as UTF-8")
-
-    def read_plain(self, separator: str, width: int, count: int) -> tuple[range, Sequence[Sequence[str]]] | None:
-        """Read the next lines fast, without `csv`, if none of them is blank or has quotes: returns their numbers, and
-        their cells by column. Otherwise reads nothing and returns None. Most files are like this, and `csv` takes twice
-        as long.
-        """
-        if self._back or separator == " ":
-            return None
-        most = csv.field_size_limit()
-        lines, taken = [], 0
-        for line in itertools.islice(iter(lambda: self._file.readline(most), b""), count):
-            lines.append(line)
-            taken += len(line)
-            if taken > BYTES_A_PIECE:
-                break
-        try:
-            text = b"".join(lines).decode().replace("\r\n", "\n").removesuffix("\n")
-        except UnicodeDecodeError:
-            text = ""
-        rows = text.split("\n")
-        if (
-            max(map(len, lines), default=most) == most
-            or any(mark in text for mark in '"\r\0')
-            or any(not row or row.count(separator) != width - 1 for row in rows)
-        ):
-            self._back.extend(lines)
-            return None
-        cells = separator.join(rows).split(separator)
-        first, self.number = self.number + 1, self.number + len(rows)
-        return range(first, self.number + 1), [cells[i::width] for i in range(width)]

@@ -18,7 +18,7 @@ not those that are missing.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
 from evcl.tables.outside import Ends, TooFar
-from evcl.tables.source import Floats, Kind, Piece, Source, Unknown, Unseen, Values, bad, listed, plural
+from evcl.tables.source import Floats, Kind, Piece, Source, Unknown, Values, bad, listed, plural
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
 Inputs = NDArray[np.float32]
@@ -237,7 +237,7 @@ class Encoder:
         piece: Piece,
         source: Source,
         out: Inputs,
-        unseen: Unseen | None = None,
+        unseen: defaultdict[str, Counter[str]] | None = None,
         ends: Mapping[str, Ends] | None = None,
     ) -> None:
         """Encode the rows of a piece as inputs, into `out` [rows, inputs]. A column that the piece lacks is missing;
@@ -246,7 +246,7 @@ class Encoder:
         """
         start, done = 0, set[str]()
         for part in self.columns:
-            counted = None if unseen is None else Counter() if part.name in done else unseen.of(part.name)
+            counted = None if unseen is None else Counter() if part.name in done else unseen[part.name]
             done.add(part.name)
             where = Where(source.path, piece, part.name, self.texts(part.name), counted, (ends or {}).get(part.name))
             into = out[:, start : start + part.inputs]
@@ -285,7 +285,7 @@ class Encoding:
         self, encoder: Encoder, source: Source, unknown: Unknown, ends: Mapping[str, Ends] | None = None
     ) -> None:
         self._encoder, self._source, self._ends = encoder, source, ends
-        self._unseen = None if unknown == "error" else Unseen()
+        self._unseen = None if unknown == "error" else defaultdict[str, Counter[str]](Counter)
         self._far = TooFar(source, unknown == "error")
 
     def __call__(self, piece: Piece) -> Inputs:
@@ -303,7 +303,7 @@ class Encoding:
         unseen = [
             f"{listed([repr(text) for text in found])} of {name}: not known, and counted as missing in "
             f"{plural(sum(found.values()), 'row')}"
-            for name, found in ({} if self._unseen is None else self._unseen.texts).items()
+            for name, found in (self._unseen or {}).items()
             if found
         ]
         return unseen + self._far.notes()

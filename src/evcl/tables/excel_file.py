@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evcl._core.bounds import MOST_COLUMNS, rows_a_piece
+from evcl._core.bounds import rows_a_piece
 from evcl._core.errors import EvclError, extra
 from evcl.data.formats import BROKEN
 from evcl.tables.source import Dialect, Piece, bad
@@ -21,21 +21,14 @@ class ExcelFile(TextSource):
     """Cells are turned into text, so that words among numbers, such as n/a, are treated as in any file of text."""
 
     def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
-        super().__init__(path, dialect or Dialect())
+        super().__init__(path, dialect)
         with self._rows() as rows, _quiet():
             _, header = next(rows, (1, []))
         while header and not header[-1]:
             header.pop()
         if not header:
             bad(path, "its first sheet is empty; the first row should have the names of the columns")
-        if len(header) > MOST_COLUMNS:
-            bad(path, f"{len(header)} columns, but the maximum is {MOST_COLUMNS}")
-        self._names = header
-        for i, name in enumerate(header):
-            if not name:
-                bad(path, "row 1", f"column {i + 1} has no name; name it")
-            if name in header[:i]:
-                bad(path, "row 1", f"two columns are called {name!r}")
+        self._named(header, "row 1", "")
 
     @property
     def told(self) -> str | None:
@@ -44,10 +37,6 @@ class ExcelFile(TextSource):
         more = (super().told or "").removeprefix("read ")
         first = f"read sheet {self._sheets[0]!r}, the first of {len(self._sheets)}"
         return f"{first}; {more}" if more else first
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return dict.fromkeys(self._names, ())
 
     @contextmanager
     def _rows(self) -> Iterator[Iterator[tuple[int, list[str]]]]:
@@ -86,7 +75,8 @@ class ExcelFile(TextSource):
                     if any(row[len(self._names) :]):
                         bad(self.path, f"row {number}", f"it has cells beyond the {len(self._names)} named columns")
                 found = {name: [row[i] if i < len(row) else "" for _, row in some] for i, name in wanted}
-                yield Piece({}, _place([number for number, _ in some]), len(some), found)
+                places = [f"row {number}" for number, _ in some]
+                yield Piece({}, places.__getitem__, len(some), found)
 
 
 @contextmanager
@@ -95,10 +85,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _place(numbers: Sequence[int]) -> Any:
-    return lambda i: f"row {numbers[i]}"
 
 
 def _text(cell: Any) -> str:

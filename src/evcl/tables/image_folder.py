@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from evcl._core.errors import EvclError, extra
 from evcl._core.files import check_regular
 from evcl._core.shown import shown
 from evcl.data.formats import quiet
-from evcl.tables.source import Piece, TypedSource, Values, bad, listed, plural
+from evcl.tables.source import Piece, Source, Values, bad, listed, plural
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff")
@@ -22,7 +22,7 @@ LARGEST_SIDE = 64  # default longest side of the inputs, in pixels
 IMAGES_A_PIECE = 256
 
 
-class ImageFolder(TypedSource):
+class ImageFolder(Source):
     """`size` is the size to read images in: (height, width, 1 or 3 channels). None takes the first image's size, scaled
     down to at most `side` pixels per side.
     """
@@ -30,16 +30,14 @@ class ImageFolder(TypedSource):
     images = True
 
     def __init__(self, path: Path, size: tuple[int, int, int] | None = None, side: int = LARGEST_SIDE) -> None:
-        self.path = path
+        super().__init__(path)
         try:
             found = [(one.name, one) for one in sorted(path.iterdir()) if one.is_file() and not _hidden(one)]
             for folder in sorted(one for one in path.iterdir() if one.is_dir() and not _hidden(one)):
                 found += [(folder.name, one) for one in sorted(folder.iterdir()) if not _hidden(one)]
         except OSError as error:
             raise EvclError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
-        self._others = {
-            one for _, one in found if one.suffix.lower() not in ENDINGS and not _image(one)
-        }  # such as notes
+        self._others = {one for _, one in found if one.suffix.lower() not in ENDINGS and not _image(one)}
         found = [(folder, one) for folder, one in found if one not in self._others]
         if not found:
             bad(path, "the folder holds no images")
@@ -49,6 +47,7 @@ class ImageFolder(TypedSource):
         self._unlike = [0, 0]  # images that had another size, and another colour, in the last pass
         self.files = [(None if one.parent == path else folder, one) for folder, one in found]
         self.size = self._first_size(side) if size is None else size
+        self.shapes = {PIXELS: self.size}
 
     def _first_size(self, side: int) -> tuple[int, int, int]:
         array = self._image(self.files[0][1], None)
@@ -57,16 +56,11 @@ class ImageFolder(TypedSource):
         return max(1, round(height * scale)), max(1, round(width * scale)), array.shape[2]
 
     @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {PIXELS: self.size}
-
-    @property
     def told(self) -> str | None:
         (sizes, colours), (height, width, channels) = self._unlike, self.size
         unlike = [f"{plural(n, 'image')} of another {what}" for n, what in ((sizes, "size"), (colours, "colour")) if n]
-        parts = (
-            [f"{' and '.join(unlike)} as {height} x {width}, {'grey' if channels == 1 else 'RGB'}"] if unlike else []
-        )
+        form = f"{height} x {width}, {'grey' if channels == 1 else 'RGB'}"
+        parts = [f"{' and '.join(unlike)} as {form}"] if unlike else []
         if self._others:
             names = listed(sorted(str(one.relative_to(self.path)) for one in self._others))
             parts.append(f"without {plural(len(self._others), 'other file')}: {names}")

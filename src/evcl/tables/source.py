@@ -6,11 +6,10 @@ A reader knows nothing about the model. Every error names the file and the place
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,77 +60,50 @@ class Piece:
         return Piece(columns, lambda i: self.place(kept[i]), len(kept), cells)
 
 
-@dataclass
-class Unseen:
-    """What a file had that the model does not know, while it is encoded leniently."""
+class Source:
+    """A file that can be read from the beginning any number of times. What is here is for columns that have types; what
+    cells of text mean is decided from the file: see survey.py.
+    """
 
-    texts: dict[str, Counter[str]] = field(default_factory=dict)  # column -> unknown text -> rows
+    untyped = False  # whether its cells are text
+    images = False  # whether it is an image folder; the target is then the name of an image's subfolder
+    shapes: Mapping[str, tuple[int, ...]]  # each column -> the shape of its values: () for a number or text
 
-    def of(self, column: str) -> Counter[str]:
-        return self.texts.setdefault(column, Counter())
-
-
-class Source(Protocol):
-    """A file that can be read from the beginning any number of times."""
-
-    path: Path
-    untyped: bool  # whether its cells are text, and what they mean is decided from the file: see survey.py
-    images: bool  # whether it is an image folder; the target is then the name of an image's subfolder
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
+        self.path, self.dialect = path, dialect or Dialect()
 
     @property
     def told(self) -> str | None:
         """One line that says how the file was read; None if there is nothing to say."""
-        ...
+        return None
 
     @property
     def usual(self) -> tuple[str | None, bool | None]:
         """Its decimal sign, and whether the day comes first in its dates, as far as it tells: see `Dialect`."""
-        ...
-
-    def expect(self, kinds: Mapping[str, Kind], target: str | None = None) -> None:
-        """Read these columns as numbers, dates or text, whatever their cells look like. `target` is predicted."""
-        ...
-
-    def decimal(self, name: str) -> str | None:
-        """The decimal sign of a column of text whose cells are numbers, whatever they are read as; None for others."""
-        ...
-
-    def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
-        """A column as it is written beside predictions: as in the file, except for decimal commas and the like."""
-        ...
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Maps each column to the shape of its values: () for a number or text."""
-        ...
-
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
-        """Yield the rows of these columns, in order."""
-        ...
-
-
-class TypedSource:
-    """What sources share whose columns have types."""
-
-    path: Path
-    untyped, images = False, False
-
-    @property
-    def told(self) -> str | None:
-        return None
-
-    @property
-    def usual(self) -> tuple[str | None, bool | None]:
         return None, None
 
     def expect(self, kinds: Mapping[str, Kind], target: str | None = None) -> None:
-        """The file itself says what its columns hold."""
+        """Read these columns as numbers, dates or text, whatever their cells look like. `target` is predicted."""
 
     def decimal(self, name: str) -> str | None:
+        """The decimal sign of a column of text whose cells are numbers, whatever they are read as; None for others."""
         return None
 
     def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
+        """A column as it is written beside predictions: as in the file, except for decimal commas and the like."""
         return piece.columns[name]
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        """Yield the rows of these columns, in order."""
+        done = 0
+        for columns, rows in self.blocks(names):
+            found = {name: with_missing(values, self.dialect.missing) for name, values in columns.items()}
+            yield Piece(found, lambda i, first=done: f"row {first + i + 1}", rows)  # type: ignore[misc]
+            done += rows
+
+    def blocks(self, names: Collection[str]) -> Iterator[tuple[dict[str, Values], int]]:
+        """The values of these columns, some rows at a time, and how many rows these are."""
+        raise NotImplementedError
 
 
 def with_missing(values: Values, missing: Sequence[str]) -> Values:

@@ -18,9 +18,9 @@ from typing import NoReturn
 
 import numpy as np
 
-from evcl._core.bounds import MOST_TEXT
+from evcl._core.bounds import MOST_COLUMNS, MOST_TEXT
 from evcl.tables.arrow_csv import ArrowCells
-from evcl.tables.source import INEXACT, WHOLE, Dialect, Floats, Kind, Piece, Values, as_number, bad, listed
+from evcl.tables.source import INEXACT, WHOLE, Dialect, Floats, Kind, Piece, Source, Values, as_number, bad, listed
 from evcl.tables.texts import (
     ABSENT,
     COMMA,
@@ -172,14 +172,14 @@ class _Column:
         return frozenset(found | self._given | {""})
 
 
-class TextSource:
-    """A source whose cells are text. A subclass has `shapes`, and `cells`, which yields pieces of stripped texts."""
+class TextSource(Source):
+    """A source whose cells are text. A subclass has `cells`, which yields pieces of stripped texts."""
 
-    untyped, images = True, False
+    untyped = True
     separator = ","
 
-    def __init__(self, path: Path, dialect: Dialect) -> None:
-        self.path, self.dialect = path, dialect
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
+        super().__init__(path, dialect)
         self._expected: dict[str, Kind] = {}
         self._target: str | None = None
         self._readings: dict[str, Reading] = {}
@@ -188,8 +188,21 @@ class TextSource:
     def cells(self, names: Collection[str]) -> Iterator[Piece]:
         raise NotImplementedError
 
+    def _named(self, header: Sequence[str], place: str, fix: str) -> None:
+        """Take the names of the columns, which stand at this place. `fix`: what to do where one is missing."""
+        if len(header) > MOST_COLUMNS:
+            bad(self.path, place, f"{len(header)} columns, but the maximum is {MOST_COLUMNS}")
+        self._names = [name.strip() for name in header]
+        for i, name in enumerate(self._names):
+            if not name:
+                bad(self.path, place, f"column {i + 1} has no name; name it{fix}")
+            if len(name) > MOST_TEXT:
+                bad(self.path, place, f"the name of column {i + 1} has more than {MOST_TEXT:,} characters")
+            if name in self._names[:i]:
+                bad(self.path, place, f"two columns are called {name!r}")
+        self.shapes = dict.fromkeys(self._names, ())
+
     def expect(self, kinds: Mapping[str, Kind], target: str | None = None) -> None:
-        """Read these columns as numbers, dates or text, whatever they look like. `target` is predicted."""
         self._expected.update(kinds)
         self._target = target or self._target
 
@@ -260,7 +273,6 @@ class TextSource:
 
     @property
     def told(self) -> str | None:
-        """One line that says how the file was read; None if there is nothing to say."""
         parts = [f"with {SEPARATORS.get(self.separator, self.separator)}"] if self.separator != "," else []
         of = {kind: [n for n, r in self._readings.items() if r.kind == kind] for kind in ("number", "date", "text")}
         commas = [name for name in of["number"] if self._readings[name].decimal == "," and self._has_mark(name, ",")]

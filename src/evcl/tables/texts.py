@@ -9,29 +9,10 @@ from functools import lru_cache
 from evcl.tables.source import as_number
 
 # Texts that mean a missing value. In any column:
-ABSENT = frozenset(
-    (
-        "",
-        "NA",
-        "NaN",
-        "nan",
-        "NAN",
-        "-nan",
-        "null",
-        "NULL",
-        "Null",
-        "N/A",
-        "n/a",
-        "#N/A",
-        "#NA",
-        "<NA>",
-        "NaT",
-        "(null)",
-    )
-)
-MARKS = frozenset(
-    ("?", "-", "--", "---", ".", "..", "\u2026", "\u2013", "\u2014", "#VALUE!", "#DIV/0!", "#REF!", "#NAME?", "#NUM!")
-)
+ABSENT = frozenset(("", "NA", "NaN", "nan", "NAN", "-nan", "null", "NULL", "Null", "NaT", "(null)"))
+ABSENT |= {"N/A", "n/a", "#N/A", "#NA", "<NA>"}
+MARKS = frozenset(("?", "-", "--", "---", ".", "..", "\u2026", "\u2013", "\u2014"))
+MARKS |= {"#VALUE!", "#DIV/0!", "#REF!", "#NAME?", "#NUM!"}
 WORDS = frozenset(("none", "nil", "na", "n.a.", "n/d", "missing", "unknown", "undefined"))  # in numbers and dates only
 # What a text can be, as bits. As a date, it can be valid with the day first, with the month first, or with both.
 POINT, COMMA, DAY_FIRST, MONTH_FIRST, IS_ABSENT, IS_MARK, IS_WORD = (1 << i for i in range(7))

@@ -10,6 +10,8 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl.targets.negative_binomial import count_interval
 
+Array = Any  # of numbers or labels: a numpy array, a tensor or a list, as the inputs were
+
 
 class Predictions(NamedTuple):
     """Predictions for N inputs, with their uncertainty in nats: entropy = aleatoric + epistemic.
@@ -30,13 +32,13 @@ class Predictions(NamedTuple):
     With likelihood="bernoulli", labels, probabilities and the three uncertainties are [N, D], for D labels.
     """
 
-    labels: Any
-    probabilities: Any
-    entropy: Any
-    aleatoric: Any
-    epistemic: Any
-    tasks: Any
-    unfamiliar: Any = None
+    labels: Array
+    probabilities: Array
+    entropy: Array
+    aleatoric: Array
+    epistemic: Array
+    tasks: Array
+    unfamiliar: Array = None
 
 
 class Measures(NamedTuple):
@@ -67,15 +69,15 @@ class Numbers(NamedTuple):
         unfamiliar: [N], how far the input lies from everything learned from, as in `Predictions`
     """
 
-    mean: Any
-    std: Any
-    aleatoric: Any
-    epistemic: Any
-    tasks: Any
-    unfamiliar: Any = None
+    mean: Array
+    std: Array
+    aleatoric: Array
+    epistemic: Array
+    tasks: Array
+    unfamiliar: Array = None
     counts: bool = False
 
-    def interval(self, level: float = 0.95) -> tuple[Any, Any]:
+    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """The lower and upper ends of intervals that contain the true value with this probability."""
         if not isinstance(level, (int, float)) or not 0 < level < 1:
             raise EvclError(f"the level of an interval must be between 0 and 1, such as 0.95, not {level!r}")
@@ -122,7 +124,7 @@ class Outcome(Protocol):
         """[N, D]: the squared errors, without the part that uncertain weights explain."""
         ...
 
-    def answer(self, fields: list[Any]) -> Predictions | Numbers:
+    def answer(self, fields: list[Array]) -> Predictions | Numbers:
         """What the user gets: `parts` in the user's form, tasks, and how unfamiliar the inputs are."""
         ...
 

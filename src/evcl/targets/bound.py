@@ -10,7 +10,6 @@ it is N(x; m, v), and the decoder gives the means m, then the log variances.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -72,7 +71,7 @@ class Bound(Energy):
         z = mu + (0.5 * log_variance).exp() * eps
         return 0.5 * (eps.square() + log_variance - z.square()).sum(1) - self.distortion(shown, y)
 
-    def read(self, x: Tensor, y: Any, verb: str) -> Tensor | list[Label]:
+    def read(self, x: Tensor, y: object, verb: str) -> Tensor | list[Label]:
         low, high = float(x.min()), float(x.max())
         if not self.gaussian and not 0 <= low <= high <= 1:
             raise EvclError(f"{verb}: a bound takes inputs within 0 to 1, not {low:g} to {high:g}: scale them first")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ class Categorical(Likelihood):
     name = "categorical"
     compiled = softmax = keeps_rows = True
 
-    def read(self, x: Tensor, y: Any, verb: str) -> list[Label]:
+    def read(self, x: Tensor, y: object, verb: str) -> list[Label]:
         return labels(y, len(x))
 
     def given(self, y: Tensor, classes: Sequence[Label], scale: Scale | None) -> list[Label]:
@@ -38,7 +37,7 @@ class Categorical(Likelihood):
     def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
         return normalised_entropy(averaged)
 
-    def described(self, scales: Mapping[str, Scale]) -> dict[str, Any]:
+    def described(self, scales: Mapping[str, Scale]) -> dict[str, object]:
         return {}
 
     def measure(self, averaged: Tensor, places: Tensor) -> Measures:

@@ -6,14 +6,13 @@ With o, a network whose outputs are near 0 predicts the usual count, whether tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from evcl._core.devices import double
 from evcl.nn import BayesianNetwork
-from evcl.targets.answers import NumberMeasures, Numbers
+from evcl.targets.answers import Array, NumberMeasures, Numbers
 from evcl.targets.likelihood import OF_NUMBERS, Estimate, drawn, known, own_columns, weighted
 from evcl.targets.negative_binomial import count_interval, count_nll
 from evcl.targets.scale import Scale
@@ -29,7 +28,7 @@ class CountMoments(Moments):
         """As multiples of the rate."""
         return super().errors(y) / self.mean.clamp_min(1e-6)
 
-    def answer(self, fields: list[Any]) -> Numbers:
+    def answer(self, fields: list[Array]) -> Numbers:
         return Numbers._make([*fields, True])
 
     def measure(self, y: Tensor) -> NumberMeasures:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ class Energy(Likelihood):
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise EvclError("an energy has no predictions to score: use log_likelihood")
 
-    def read(self, x: Tensor, y: Any, verb: str) -> Tensor | list[Label]:
+    def read(self, x: Tensor, y: object, verb: str) -> Tensor | list[Label]:
         """An empty list: there are none, and the inputs are explained."""
         if y is None:
             return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl import metrics
-from evcl.targets.answers import Measures, Outcome, Predictions
+from evcl.targets.answers import Array, Measures, Outcome, Predictions
 from evcl.targets.likelihood import Estimate, drawn, known, own_columns, uniform, weighted
 from evcl.targets.scale import Scale
 from evcl.targets.values import Values
@@ -44,7 +44,7 @@ class Chances(NamedTuple):
     def errors(self, y: Tensor) -> Tensor:
         return (y - self.p).square()
 
-    def answer(self, fields: list[Any]) -> Predictions:
+    def answer(self, fields: list[Array]) -> Predictions:
         return Predictions(*fields)
 
     def measure(self, y: Tensor) -> Measures:

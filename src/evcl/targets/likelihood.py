@@ -123,7 +123,7 @@ class Likelihood:
 
     # --- a task's targets, and their head --------------------------------------------------------------------------
 
-    def read(self, x: Tensor, y: Any, verb: str) -> Tensor | list[Label]:
+    def read(self, x: Tensor, y: object, verb: str) -> Tensor | list[Label]:
         """The targets of inputs x [N, ...], checked: labels, or a tensor [N, ...]. `verb`: what the user called."""
         raise NotImplementedError
 
@@ -143,11 +143,11 @@ class Likelihood:
     def rescale_head(self, head: nn.Linear, network: BayesianNetwork, k: int, scale: Scale) -> None:
         """Let a plain copy of head k predict in the units of the targets, or the log of counts."""
 
-    def described(self, scales: Mapping[str, Scale]) -> dict[str, Any]:
+    def described(self, scales: Mapping[str, Scale]) -> dict[str, object]:
         """What a file says about the targets, beside the heads, which have these scales."""
         return {"likelihood": self.name, "scales": {name: scale.described() for name, scale in scales.items()}}
 
-    def scales_in(self, saved: Mapping[str, Any], heads: Mapping[str, Sequence[Any]]) -> dict[str, Scale]:
+    def scales_in(self, saved: Mapping[str, Any], heads: Mapping[str, Sequence[object]]) -> dict[str, Scale]:
         """The scales of the heads' targets in a file. Raises if one cannot be right."""
         return {}
 

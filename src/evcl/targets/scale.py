@@ -6,7 +6,7 @@ has learned from.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class Scale(NamedTuple):
         least = 1e-9 * mean.abs()  # constant targets: what is left is rounding
         return self._replace(mean=mean, std=torch.where(std > least, std, self.std if n else torch.ones_like(std)))
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """As JSON can hold it."""
         return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in self._asdict().items()}
 

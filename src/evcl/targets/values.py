@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
 from evcl.nn import BayesianNetwork
-from evcl.targets.answers import NumberMeasures, Numbers, Outcome
+from evcl.targets.answers import Array, NumberMeasures, Numbers, Outcome
 from evcl.targets.likelihood import Likelihood
 from evcl.targets.scale import Scale
 
@@ -49,7 +49,7 @@ class Moments(NamedTuple):
     def errors(self, y: Tensor) -> Tensor:
         return (y - self.mean).square() - self.epistemic
 
-    def answer(self, fields: list[Any]) -> Numbers:
+    def answer(self, fields: list[Array]) -> Numbers:
         return Numbers(*fields)
 
     def measure(self, y: Tensor) -> NumberMeasures:
@@ -82,7 +82,7 @@ class Values(Likelihood):
         head.weight.mul_(scale.std.to(head.weight).unsqueeze(1))
         head.bias.copy_(scale.restored(head.bias.double()))
 
-    def scales_in(self, saved: Mapping[str, Any], heads: Mapping[str, Sequence[Any]]) -> dict[str, Scale]:
+    def scales_in(self, saved: Mapping[str, Any], heads: Mapping[str, Sequence[object]]) -> dict[str, Scale]:
         found = saved["scales"]
         if not isinstance(found, dict) or found.keys() != heads.keys():
             raise EvclError("the scales of its targets do not fit its heads")
@@ -105,7 +105,7 @@ class Values(Likelihood):
         assert scale is not None
         return self.outcome(averaged, scale, draws).doubt.to(averaged)
 
-    def read(self, x: Tensor, y: Any, verb: str) -> Tensor:
+    def read(self, x: Tensor, y: object, verb: str) -> Tensor:
         """[N, D] in float64; one target may also be [N]."""
         must = f"with likelihood={self.name!r}, targets must be {self.wanted}"
         try:

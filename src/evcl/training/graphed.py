@@ -136,19 +136,24 @@ class GraphedSteps:
             for buffer, value in zip(buffers, kept, strict=True):
                 buffer.copy_(value)
 
+        # Warm up, so that allocations and choices of the first calls, also with a size, stay out of the graph.
+        sizes = {size for size, _ in self.graphs}
         stream = streams().capture
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # warm up, so that allocations and choices of the first calls stay out of the graph
-                once()
-                go_back()
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        mode = "thread_local"  # other threads keep running
-        with torch.cuda.graph(graph, pool=self.memory, stream=stream, capture_error_mode=mode):
-            for _ in range(steps):
+        with torch.cuda.stream(stream):
+            for _ in range(0 if batch.size in sizes else 1 if sizes else 3):
                 once()
+                go_back()
+            # Not torch.cuda.graph: it waits for the work of all threads, which may have a whole task under way.
+            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
+            try:
+                for _ in range(steps):
+                    once()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
         return graph
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -192,17 +192,10 @@ class Update:
     def _kernels(self, kernels: Any, pull: Springs) -> Callable[[], None]:
         """The update by one GPU kernel, in which a CUDA graph needs no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
-        states = [part.state()[:3] for part in self._parts]
-        rates = [rate.now for rate in self.rates]
-        count, grads, variance, rounded = self.count, self.grads, self.variance, self.rounded
-        mean, std = states[0], states[1] if len(states) > 1 else []
-        counts = self._counts = kernels.counts(self.q.mean)
-        natural = isinstance(self.log_std, Natural)
-
-        def move() -> None:
-            kernels.update(mean, std, natural, rates, grads, variance, springs, count, counts, rounded)
-
-        return move
+        states, rates = [part.state()[:3] for part in self._parts], [rate.now for rate in self.rates]
+        buffers = self.grads, self.variance, self.rounded, self.count
+        self._counts, move = kernels.update(states, isinstance(self.log_std, Natural), rates, springs, *buffers)
+        return cast(Callable[[], None], move)
 
 
 class Natural:
