@@ -573,7 +573,7 @@ class Heads:
         self.count += 1
         return self.count - 1
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Heads:
+    def __deepcopy__(self, memo: dict[int, object]) -> Heads:
         found = Heads(copy.deepcopy(self.weights, memo))
         found.count, found.measuring = self.count, copy.deepcopy(self.measuring, memo)
         return found
