@@ -130,7 +130,8 @@ class Session:
         every = [*self.shown.get(name, []), set()]  # a new domain is the last
         shown = every[domain]
         if not groups:
-            groups = [Group(*run.add_heads(self.features(task), [len(classes)]), classes)]
+            (k,) = run.add_heads(self.features(task), [len(classes)])
+            groups = [Group(k, classes)]
         elif self._apart(task, present, shown) and (domain > 0 or self._tells_apart(task, groups)):
             own = [label for label in classes if label in present - shown]
             groups.append(Group(run.add_head(self.features(task), len(own)), own, domain))
