@@ -40,7 +40,7 @@ def about(learner: Learner) -> dict[str, Any]:
 
 def card_of(learner: Learner) -> dict[str, Any]:
     """The card: see `Learner.card`."""
-    told = {**about(learner), "records": learner.parts.records, "versions": card.versions()}
+    told = {**about(learner), "records": list(learner.parts.records), "versions": card.versions()}
     if learner.parts.adapters is not None:
         told["base"] = base_of(learner)
     return card.card(told, learner.evaluate_kept() if learner.tasks else None)
@@ -63,10 +63,10 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "prior": GIVEN if isinstance(run.prior, Prior) else run.prior,
         "memory": [run.outline()],
         "mlp": mlp,  # None: a network of the user's own
-        "unsupported": learner.parts.unsupported,
+        "unsupported": run.how.unsupported,
         "precision": run.precision,
-        "only": learner.parts.only,
-        "skip": learner.parts.skip,
+        "only": run.how.only,
+        "skip": run.how.skip,
     }
     call = run.network.call
     if call.form is not None:
@@ -74,14 +74,14 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if call.output is not None:
         description["output"] = [FUNCTION] if callable(call.output) else call.output
     if learner.parts.records:
-        description |= {"records": learner.parts.records, "versions": card.versions()}
+        description |= {"records": list(learner.parts.records), "versions": card.versions()}
     if learner.parts.shape is not None:
         description["shape"] = list(learner.parts.shape)
     description |= run.likelihood.described(session.scales)
     if run.network.whole:
         description["outputs"] = run.network.whole
-    if learner.parts.accumulate != 1:
-        description["accumulate"] = learner.parts.accumulate
+    if run.accumulate != 1:
+        description["accumulate"] = run.accumulate
     description |= _groups(learner)
     if adapter_tensors(plain, learner.parts.adapters) is not None:
         description["mlp"] = None  # the base model is not in the file

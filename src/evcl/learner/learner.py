@@ -20,9 +20,9 @@ from evcl._core.tasks import Task
 from evcl.callbacks import Callback, Epoch
 from evcl.learner.describing import card_of, described
 from evcl.learner.learning import NEW, Learning, Options
-from evcl.learner.predictor import Parts, tasks_of
 from evcl.learner.reading import Reader
 from evcl.learner.saved import write
+from evcl.learner.state import State, tasks_of
 from evcl.methods import Method, check_targets, known_settings
 from evcl.methods import get as get_method
 from evcl.methods.memory import copies_network
@@ -141,17 +141,8 @@ class Learner:
             accumulate=accumulate,
         )
         run.network.merges = adapters is not None and adapters.tasks == "merged"
-        self.parts = Parts(
-            run,
-            Session(run),
-            Reader(arguments, call, dtype, self.method.name if copies else "", found),
-            self.method.changed(network, [self.settings]),
-            unsupported=unsupported,
-            only=only,
-            skip=skip,
-            adapters=adapters,
-            accumulate=accumulate,
-        )
+        reader = Reader(arguments, call, dtype, self.method.name if copies else "", found)
+        self.parts = State(run, Session(run), reader, adapters)
         self._learning = False
 
     def __repr__(self) -> str:
@@ -196,7 +187,7 @@ class Learner:
         return self.parts.kept
 
     @property
-    def history(self) -> dict[str, tuple[Epoch, ...]]:
+    def history(self) -> Mapping[str, tuple[Epoch, ...]]:
         """For each task learned, its `Epoch`s; not saved with the learner."""
         return self.parts.history
 
@@ -218,12 +209,12 @@ class Learner:
         finally:
             self._learning = False
 
-    def become(self, parts: Parts) -> None:
+    def become(self, parts: State) -> None:
         """A round is learned: be this from now on. For evcl's own code, not for users."""
         self.parts, self._learning = parts, False
 
     @contextmanager
-    def _alone(self) -> Iterator[Parts]:
+    def _alone(self) -> Iterator[State]:
         """Its parts, for one thread at a time: predictions share the buffers of one network."""
         parts = self.parts
         with parts.run.lock:

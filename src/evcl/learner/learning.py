@@ -33,7 +33,7 @@ from evcl.training import Given, History, TaskData, Validation
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
-    from evcl.learner.predictor import Parts
+    from evcl.learner.state import State
 
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 NEW = "new"  # the value of `head` that gives a task its own head
@@ -41,7 +41,7 @@ WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high
 FEWEST, ALL_TRIED, MOST_TRIED, FOLDS = 10, 500, 5000, 5  # rows of a first task for which `_trials` has parts: see there
 
 
-def copied(learner: Learner, parts: Parts) -> Learner:
+def copied(learner: Learner, parts: State) -> Learner:
     """A copy with these parts that learns on its own, for trials."""
     found = copy.copy(learner)
     found.parts = replace(parts, trial=True)
@@ -257,7 +257,7 @@ class Learning:
         about |= {"tasks": names, "epochs": epochs, "patience": options.patience}
         resumable.learn(self.run, Path(options.checkpoint), about, tasks, report, validation)
 
-    def _recorded(self, given: Sequence[Given], epochs: int, data: TaskData | None, part: bool) -> Parts:
+    def _recorded(self, given: Sequence[Given], epochs: int, data: TaskData | None, part: bool) -> State:
         """What the learner becomes, with records of these tasks for the card. `data`: the validation part, if there is
         one; `part`: whether it was held out of the task's own rows.
         """
@@ -267,11 +267,11 @@ class Learning:
             x, y = self.session.rows([data])
             found[0]["examples"] -= len(x) if part else 0  # these were not trained on
             found[0]["validation"] = {"examples": len(x), **self.parts.measured(x, y, given[0].name)._asdict()}
-        learned = replace(self.parts, records=[*self.parts.records, *found], shape=tuple(given[-1].x.shape[2:]))
+        learned = replace(self.parts, records=(*self.parts.records, *found), shape=tuple(given[-1].x.shape[2:]))
         if learned.adapters is not None and learned.adapters.tasks == "merged":
             from evcl.training.adapters import merge
 
-            learned = replace(learned, plain=merge(self.run, learned.plain, learned.adapters))
+            merge(self.run, learned.adapters)
         return learned
 
     # --- the data of a round ---------------------------------------------------------------------------------------

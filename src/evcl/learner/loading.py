@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -56,13 +58,13 @@ def unpickled(
     saved: dict[str, Any],
     tensors: dict[str, Tensor],
     own: tuple[nn.Module | None, Output, Energy | None, torch.device],
-    history: dict[str, tuple[Epoch, ...]],
+    history: Mapping[str, tuple[Epoch, ...]],
 ) -> Learner:
     """The inverse of `Learner.__reduce__`."""
     network, output, likelihood, device = own
     made = rebuilt(saved, tensors, network, output, likelihood)
     made.__class__ = kind
-    made.parts.history = history
+    made.parts = replace(made.parts, history=history)
     return made.to(device)
 
 
@@ -96,7 +98,8 @@ def rebuilt(
     run = learner.parts.run
     run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
     run.drawn, run.prior = saved.get("drawn") is True, _prior(saved)
-    learner.parts.shape, learner.parts.records = _shape(saved), checked(saved.get("records"), tasks)
+    known = checked(saved.get("records"), tasks)
+    learner.parts = replace(learner.parts, shape=_shape(saved), records=tuple(known))
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
     restore_frozen(learner, {name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
@@ -210,7 +213,7 @@ def _left_out(learner: Learner, trunk: Layout, tensors: dict[str, Tensor]) -> li
     """The modules that unsupported="deterministic" left fixed when the file was saved, but that learn in this version:
     LSTM and GRU had no Bayesian form then. The file has their weights among those that do not learn.
     """
-    if learner.parts.unsupported != "deterministic":
+    if learner.parts.run.how.unsupported != "deterministic":
         return []
     more = [name for name in learner.parts.run.network.trunk_names if name not in trunk.shapes]
     found = dict.fromkeys(name.rpartition(".")[0] or name for name in more if f"{FROZEN}{name}" in tensors)
@@ -244,12 +247,12 @@ def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[
     if columns != max(1, rounds):
         raise EvclError("the number of its columns does not fit the number of its rounds")
     first = {name.removeprefix(FIRST): t for name, t in tensors.items() if name.startswith(FIRST)}
-    for module in (learner.parts.plain, learner.parts.run._plain) if first else ():
-        own = module.state_dict()
+    if first:
+        own = learner.parts.plain.state_dict()
         fits = {name: t.shape for name, t in own.items()} == {name: t.shape for name, t in first.items()}
         if not fits or not all(packing.finite(t) for t in first.values()):
             raise EvclError("the first weights of a new column do not fit the network, or are not finite")
-        module.load_state_dict(first)
+        learner.parts.plain.load_state_dict(first)
     learner.parts.run.grow_trunk(rounds)
 
 

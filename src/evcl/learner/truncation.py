@@ -32,7 +32,7 @@ def truncated(learner: Learner, layer: str, rank: float) -> Learner:
 
         run.memory = memories.mapped(run.memory, changed)
         network.posterior = Gaussian(mean, q.log_std)
-        run._changed()
+        run.changed()
         return made
     frozen = network.trunk.state_dict()
     if name not in frozen:

@@ -13,28 +13,28 @@ from evcl.learner.reading import INFER, in_form
 from evcl.targets.answers import Numbers, Outcome, Predictions
 
 if TYPE_CHECKING:
-    from evcl.learner.predictor import Predictor
+    from evcl.learner.state import State
 
 TESTED = 2000  # at most this many rows of a task are predicted before they are learned
 
 
-def draws(predictor: Predictor) -> int:
+def draws(state: State) -> int:
     """How many draws of the weights a prediction averages over."""
-    run = predictor.run
+    run = state.run
     return int(run.settings.get("predict_samples", 1)) if run.network.posterior.log_std is not None else 1
 
 
-def outcome(predictor: Predictor, x: Tensor, task: str | int | None) -> Outcome:
+def outcome(state: State, x: Tensor, task: str | int | None) -> Outcome:
     """The prediction for x [N, ...], averaged over draws."""
     if task == INFER:
         raise EvclError("the task can be inferred from class probabilities only: choose a task")
-    run, name, number = predictor.run, predictor.head(task), predictor.number(task)
-    head = predictor.session.groups[name][0].number
-    (averaged,) = predictor.tried(x, lambda x: [run.predict(x, head, task=number)])
-    return run.likelihood.outcome(averaged, predictor.session.scales[name], draws(predictor))
+    run, name, number = state.run, state.head(task), state.number(task)
+    head = state.session.groups[name][0].number
+    (averaged,) = state.tried(x, lambda x: [run.predict(x, head, task=number)])
+    return run.likelihood.outcome(averaged, state.session.scales[name], draws(state))
 
 
-def widened(predictor: Predictor, x: Tensor, task: str | int | None) -> Outcome:
+def widened(state: State, x: Tensor, task: str | int | None) -> Outcome:
     """`outcome`, with more epistemic variance for rows that have values outside the range of the training rows.
 
     Data say nothing about the function there. Let x' be the nearest row within the range, e the distance between both
@@ -42,36 +42,34 @@ def widened(predictor: Predictor, x: Tensor, task: str | int | None) -> Outcome:
     mean. The function may change as the network does beyond the edge of the data, or not at all, or by s per deviation
     of the inputs as it does within the data on average. So the variance grows by (f(x) - f(x'))^2 + (e s)^2.
     """
-    found, seen, run = outcome(predictor, x, task), predictor.session.density, predictor.run
-    name = predictor.head(task)
-    spread = run.likelihood.spread(
-        run.network, predictor.session.groups[name][0].number, predictor.session.scales[name]
-    )
+    found, seen, run = outcome(state, x, task), state.session.density, state.run
+    name = state.head(task)
+    spread = run.likelihood.spread(run.network, state.session.groups[name][0].number, state.session.scales[name])
     if spread is None or seen is None or len(seen.mean) != x[0].numel():
         return found
     moved, far = seen.within(x)
     rows = far.nonzero().flatten()
     if not len(rows):
         return found
-    return found.widened(rows, outcome(predictor, moved[rows], task), far[rows].unsqueeze(1), spread)
+    return found.widened(rows, outcome(state, moved[rows], task), far[rows].unsqueeze(1), spread)
 
 
-def predictions(predictor: Predictor, x: Any, task: str | int | None) -> Predictions | Numbers:
+def predictions(state: State, x: Any, task: str | int | None) -> Predictions | Numbers:
     """`Learner.predictions` for values."""
-    checked = predictor.inputs(x)
-    first = {head: name for name, head in reversed(predictor.session.tasks.items())}
-    tasks = np.full(len(checked), first[predictor.head(None if task == INFER else task)])
-    found = widened(predictor, checked, task)
+    checked = state.inputs(x)
+    first = {head: name for name, head in reversed(state.session.tasks.items())}
+    tasks = np.full(len(checked), first[state.head(None if task == INFER else task)])
+    found = widened(state, checked, task)
     shaped = [in_form(x, one[:, 0] if one.shape[1] == 1 else one) for one in found.parts]
-    return found.answer([*shaped, tasks, predictor.unfamiliar(x, checked, found.doubt)])
+    return found.answer([*shaped, tasks, state.unfamiliar(x, checked, found.doubt)])
 
 
-def new_errors(predictor: Predictor, x: Tensor, y: Tensor, weights: Tensor | None, head: str) -> Tensor:
+def new_errors(state: State, x: Tensor, y: Tensor, weights: Tensor | None, head: str) -> Tensor:
     """[n, D]: the squared errors, without the part that uncertain weights explain, on rows that were not learned from,
     x and y [N, D], or on some of them; of counts, as multiples of the rate. They are multiplied by `weights` [N].
     """
     step = math.ceil(len(y) / TESTED)
     some, wanted = x[::step], y[::step]
-    task = next(name for name, own in predictor.session.tasks.items() if own == head)
-    errors = outcome(predictor, some, task).errors(wanted.to(some.device))
+    task = next(name for name, own in state.session.tasks.items() if own == head)
+    errors = outcome(state, some, task).errors(wanted.to(some.device))
     return errors if weights is None else weights[::step].to(errors).unsqueeze(1) * errors

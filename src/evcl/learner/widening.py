@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +37,7 @@ def with_inputs(learner: Learner, count: int) -> Learner:
     except EvclError as error:
         raise EvclError(f"{method.name} cannot have more inputs: {error}") from None
     made.parts.plain.inputs = inputs  # type: ignore[assignment]
-    made.parts.shape = None if made.parts.shape is None else (inputs,)
+    made.parts = replace(made.parts, shape=None if made.parts.shape is None else (inputs,))
     if made.parts.session.density is not None:
         made.parts.session.density = made.parts.session.density.with_inputs(count)
     return rebuilt(*made.described()).to(learner.parts.run.network.posterior.mean.device)

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
@@ -232,7 +232,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         before, rows = opened.before, opened.rows
         spread = spread or before is not None or self.likelihood == "categorical"
         learner = self._new(opened) if before is None else self._next(before, opened.scaling)
-        learner.parts.trial = not spread
+        learner.parts = replace(learner.parts, trial=not spread)
         scaling = opened.scaling.after(rows.x) if self.scale else opened.scaling
         x = scaling(rows.x)
         name = _free(learner.tasks) if opened.name is None else opened.name
@@ -251,7 +251,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 **self._options(learner),
             )
         self._told(learner, name)
-        learner.parts.trial = False
+        learner.parts = replace(learner.parts, trial=False)
         self._learner, self._scaling = learner, scaling
         return opened._replace(learned=True, spread=spread)
 

@@ -17,7 +17,6 @@ from evcl.training.observer import Observer, Observers, Position, Progress
 from evcl.training.rules import Adam
 from evcl.training.run import Run
 from evcl.training.session import Given, Session
-from evcl.training.state import State
 from evcl.training.step import Step, matmul_precision
 from evcl.training.stream import StreamResult, learn_stream
 
@@ -35,7 +34,6 @@ __all__ = [
     "Reread",
     "Run",
     "Session",
-    "State",
     "Step",
     "Stopped",
     "StreamResult",

@@ -143,13 +143,15 @@ class Fitting:
         s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
         s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
         step = Step(network, q, own, s, context.pool, context.chain, context.task_fit, self.how)
-        start = step.q.snapshot() if run.allow_divergence else None
+        start = step.q.snapshot() if run.how.allow_divergence else None
         task_fit = context.task_fit
         first = None if task_fit is None else task_fit.values.clone()
         watching = _Stage(self, fit, stage, context, step)
         steps = self._steps(fit, stage, context, step, watching, length)
         try:
-            optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
+            optimise(
+                step, steps, length, s, run.seeds, stage, watching, run.diverged if run.how.allow_divergence else None
+            )
         finally:
             if isinstance(steps, GraphedSteps):
                 steps.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import prod
@@ -54,8 +54,39 @@ from evcl.training.fit import Fitting
 from evcl.training.graphed import capturing
 from evcl.training.observer import Observer
 from evcl.training.predict import KEPT_NUMBERS, of_each, weight_draws
-from evcl.training.state import State, tensors_of, under
 from evcl.training.step import matmul_precision
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a run is made of a plain network.
+
+    Attributes:
+        draw: whether initial means are drawn from each seed; otherwise they are the module's own weights
+        device, dtype: of the weights
+        unsupported, only, skip: see `bayesianize`
+        prior: the centre of the trunk's first prior, or that prior
+        precision: of matrix products: see `Learner`
+        allow_divergence: replicas that diverge are recorded in `diverged`, and the others continue
+        ranks: the processes that train this network together; each must make the same run and give it the same tasks
+        likelihood: what the targets are
+        call: how the network is called
+        accumulate: the number of parts in which the gradient of a step is computed
+    """
+
+    draw: bool
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+    unsupported: Literal["error", "deterministic"] = "error"
+    only: Names = None
+    skip: Names = None
+    prior: str | Prior = "zero"
+    precision: str = "fp32"
+    allow_divergence: bool = False
+    ranks: Ranks | None = None
+    likelihood: Likelihood = CATEGORICAL
+    call: Call | None = None
+    accumulate: int = 1
 
 
 class Run:
@@ -73,104 +104,89 @@ class Run:
         method: Method,
         settings: Sequence[Settings],
         seeds: Sequence[int],
-        *,
-        draw: bool,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        unsupported: Literal["error", "deterministic"] = "error",
-        only: Names = None,
-        skip: Names = None,
-        prior: Literal["zero", "network"] | Prior = "zero",
-        precision: str = "fp32",
-        allow_divergence: bool = False,
-        ranks: Ranks | None = None,
-        likelihood: Likelihood = CATEGORICAL,
-        call: Call | None = None,
-        accumulate: int = 1,
+        **options: Any,
     ) -> None:
-        """`draw`: draw initial means from each seed; otherwise use the module's own weights.
-
-        `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: the centre of the trunk's first prior, or that prior.
-        `allow_divergence`: replicas that diverge are recorded in `diverged`, and the others continue. `ranks`: the
-        processes that train this network together; each must make the same run and give it the same tasks. `call`: how
-        the network is called. `accumulate`: the number of parts in which the gradient of a step is computed.
-        """
+        """`options` are the fields of `Making`."""
+        self.how = how = Making(**options)
         if len(settings) != len(seeds):
             raise ValueError("settings must have one entry per seed")
-        self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
+        self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), how.precision, how.ranks, how.likelihood
         self.method = for_settings(method, settings[0])
         network = self.method.changed(network, settings)
         # Adapters start at 0, on top of trained weights: nothing is random but the heads
-        self.drawn = draw and next(adapted(network), None) is None
-        self.prior: Prior | str = prior
-        if isinstance(prior, Prior) and (not self.method.bayesian or self.method.trunk is not None):
+        self.drawn = how.draw and next(adapted(network), None) is None
+        self.prior, self.accumulate = how.prior, how.accumulate
+        self.film, self.init_std = bool(settings[0].get("film")), None if not self.method.bayesian else _start(settings)
+        if isinstance(self.prior, Prior) and (not self.method.bayesian or self.method.trunk is not None):
             fixed = "has point weights" if not self.method.bayesian else "adds weights for each task"
             raise EvclError(f"{self.method.name} {fixed}, and takes no prior of your own: use evcl or vcl")
-        self.accumulate = accumulate
-        bayesian = self.method.bayesian
-        convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
-        convert["call"] = call or Call()
-        convert["film"] = bool(settings[0].get("film"))
-        convert["init_std"] = self._start(settings) if bayesian else None
-        self._convert = convert
-        self.network = self._first(network, only, skip)
-        self.network.beside_outputs = likelihood.beside
-        if precision not in ("fp32", "tf32", "bf16"):
-            raise EvclError(f"precision must be fp32, tf32 or bf16, not {precision!r}")
-        if precision == "bf16":
+        if self.method.trunk is not None:
+            self._check_whole("trains every layer of its network")
+        # The plain network; each new column is made from it
+        self.plain = network if self.method.trunk is None else copy.deepcopy(network)
+        call = how.call or Call()
+        trunk = network if self.method.trunk is None else self.plain_trunk(1)
+        self.network = self._converted(trunk, torch.device(how.device), call)
+        self.network.beside_outputs = self.likelihood.beside
+        if self.precision not in ("fp32", "tf32", "bf16"):
+            raise EvclError(f"precision must be fp32, tf32 or bf16, not {self.precision!r}")
+        if self.precision == "bf16":
             self.network.weights.compute_dtype = torch.bfloat16
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
         width = None
-        if bayesian:
+        if self.method.bayesian:
             width = self.network.first_log_std(self.settings.prior_std, mean).expand_as(mean).clone()
-        first = Gaussian(self.network.centre.clone(), width)
-        fresh = Fresh(first, self.network.posterior)
 
         def another(field: str, make: Callable[[nn.Module], nn.Module] | None) -> Model:
             plain = copy.deepcopy(network)
-            options = dict(convert)
-            if make is None:
-                options |= {"only": only, "skip": skip}
-            elif only is not None or skip is not None:
-                raise EvclError(
-                    f"{self.method.name} also trains another network, and every layer of it: leave out only and skip"
-                )
-            made = bayesianize(
-                plain if make is None else make(plain),
-                generators=[generator(seed, Purpose.INIT.of(field)) for seed in seeds] if draw else None,
-                replicas=len(seeds),
-                **options,
-            )
+            if make is not None:
+                self._check_whole("also trains another network, and every layer of it")
+                plain = make(plain)
+            sources = [generator(seed, Purpose.INIT.of(field)) for seed in seeds] if how.draw else None
+            made = self._bayesian(plain, sources, mean.device, call)
             return Model(made, made.posterior, made.statistics(), field)
 
+        fresh = Fresh(Gaussian(self.network.centre.clone(), width), self.network.posterior)
         self.memory: Any = memories.initial(self.method.memory, fresh, another)
-        self.allow_divergence, self.diverged = (
-            allow_divergence,
-            torch.zeros(len(seeds), dtype=torch.bool, device=mean.device),
-        )
+        self.diverged = torch.zeros(len(seeds), dtype=torch.bool, device=mean.device)
         self.rounds = 0  # number of rounds learned; generators are derived from it
         self.seen: tuple[int, ...] = ()  # the head of each task learned
         # the shape of the examples that each network was last checked on; a method may make a network for one round
-        self._examined: WeakKeyDictionary[BayesianNetwork, torch.Size] = WeakKeyDictionary()
+        self.examined: WeakKeyDictionary[BayesianNetwork, torch.Size] = WeakKeyDictionary()
         self.lock = RLock()  # one thread at a time computes with the network
 
-    def _first(self, network: nn.Module, only: Names, skip: Names) -> BayesianNetwork:
-        if self.method.trunk is None:
-            return self._converted(network, only, skip)
-        if only is not None or skip is not None:
-            raise EvclError(f"{self.method.name} trains every layer of its network: leave out only and skip")
-        self._plain = copy.deepcopy(network)
-        return self._converted(self.plain_trunk(1))
+    def _check_whole(self, what: str) -> None:
+        if self.how.only is not None or self.how.skip is not None:
+            raise EvclError(f"{self.method.name} {what}: leave out only and skip")
 
     def plain_trunk(self, rounds: int) -> nn.Module:
         """If the network grows: the plain module that is trained in the last of these rounds."""
         assert self.method.trunk is not None
-        return self.method.trunk(copy.deepcopy(self._plain), rounds)
+        return self.method.trunk(copy.deepcopy(self.plain), rounds)
 
-    def _converted(self, trunk: nn.Module, only: Names = None, skip: Names = None) -> BayesianNetwork:
+    def _bayesian(
+        self, plain: nn.Module, sources: list[torch.Generator] | None, device: torch.device, call: Call
+    ) -> BayesianNetwork:
+        how = self.how
+        return bayesianize(
+            plain,
+            generators=sources,
+            replicas=len(self.seeds),
+            only=how.only,
+            skip=how.skip,
+            unsupported=how.unsupported,
+            device=device,
+            dtype=how.dtype,
+            call=call,
+            film=self.film,
+            init_std=self.init_std,
+        )
+
+    def _converted(self, trunk: nn.Module, device: torch.device, call: Call) -> BayesianNetwork:
+        """The trunk with Gaussian weights, and its first prior."""
         sources = [generator(seed, Purpose.INIT) for seed in self.seeds] if self.drawn else None
-        made = bayesianize(trunk, generators=sources, replicas=len(self.seeds), only=only, skip=skip, **self._convert)
+        made = self._bayesian(trunk, sources, device, call)
         if self.prior == "network":
             made.centre = made.posterior.mean.clone()
         if isinstance(self.prior, Prior):
@@ -180,25 +196,6 @@ class Run:
             name = next(iter(made.trunk.state_dict()))
             raise EvclError(f"{self.method.name} trains every layer of its network, but {name!r} is fixed")
         return made
-
-    @staticmethod
-    def _start(settings: Sequence[Settings]) -> list[float] | Literal["auto"]:
-        """The initial sigma of each replica, or "auto"."""
-        each = [s.init_std for s in settings]
-        if "auto" in each:
-            return "auto"  # if one is auto, all are: `stack` refuses a mixture
-        return [float(decided(one)) for one in each]
-
-    @staticmethod
-    def _around(network: BayesianNetwork, centre: Tensor, drawn: Tensor, new: Layout, s: Settings) -> Fresh:
-        """The first prior, with these means [R, P], and the initial posterior, with these."""
-        if network.posterior.log_std is None:
-            return Fresh(Gaussian(centre, None), Gaussian(drawn, None))
-        prior, start = (
-            log_stds(s[setting], network.scales, new, drawn, part).expand_as(drawn)
-            for setting, part in (("prior_std", 1.0), ("init_std", INIT_SHARE))
-        )
-        return Fresh(Gaussian(centre, prior), Gaussian(drawn, start))
 
     # --- the network -----------------------------------------------------------------------------------------------
 
@@ -215,10 +212,10 @@ class Run:
         """Check how a network treats a batch of examples like x [U, N, ...], if their shape is not that of the last
         check: the number of rows per example in a layer depends on the length of sequences.
         """
-        if self._examined.get(network) != x.shape[2:]:
+        if self.examined.get(network) != x.shape[2:]:
             apart = len(self.seeds) > 1 or self.method.apart or self.ranks is not None
             check_examples_independent(network, x[0], apart)
-            self._examined[network] = x.shape[2:]
+            self.examined[network] = x.shape[2:]
 
     # --- state -----------------------------------------------------------------------------------------------------
 
@@ -234,25 +231,22 @@ class Run:
         """The same replicas with networks of their own, called by `call`, to learn a round while this one predicts."""
         made = copy.copy(self)
         with self.lock:
-            made.network = self.network.forked(call)
-            made.memory = memories.with_models(
-                self.memory, lambda model: replace(model, network=model.network.forked(call))
-            )
-        made.lock, made.diverged, made._examined = RLock(), self.diverged.clone(), WeakKeyDictionary()
-        made._convert = {**self._convert, "call": call}
-        for old, new in zip(self._networks(), made._networks(), strict=True):
-            if old in self._examined:
-                made._examined[new] = self._examined[old]
-        made._changed()
+            forks = {one: one.forked(call) for one in self._networks()}
+        made.network, made.diverged, made.lock = forks[self.network], self.diverged.clone(), RLock()
+        made.memory = memories.with_models(self.memory, lambda model: replace(model, network=forks[model.network]))
+        made.examined = WeakKeyDictionary({forks[one]: x for one, x in self.examined.items() if one in forks})
+        made.changed()
         return made
 
-    def state(self) -> State:
-        network, task_weights = self.network, tuple(one.task_weights for one in self._networks())
-        return State(network.posterior, network.statistics(), self.memory, self.diverged, task_weights)
-
     def tensors(self) -> dict[str, Tensor]:
-        """Every buffer, by name. With layout, seeds, `rounds`, `seen` and `outline`, this is the whole state."""
-        return tensors_of(self.state())
+        """Every buffer, by name. With layout, seeds, `rounds`, `seen` and `outline`, this is the whole state. A round
+        replaces them, and changes none in place.
+        """
+        named = {f"statistics.{name}": tensor for name, tensor in self.network.statistics().items()}
+        q, of_tasks = self.network.posterior, [one.task_weights for one in self._networks()]
+        named |= {f"posterior.{name}": t for name, t in (("mean", q.mean), ("log_std", q.log_std)) if t is not None}
+        named |= {f"film {i}": own.table for i, own in enumerate(of_tasks) if own is not None}
+        return named | {f"memory/{name}": tensor for name, tensor in packing.tensors(self.memory).items()}
 
     def memory_bytes(self) -> int:
         """The size of a replica's weights and of its method's memory. A prior that is the posterior counts once, and so
@@ -296,9 +290,9 @@ class Run:
         self.diverged = self.diverged.to(device)
         moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.settings.items()}
         self.settings = Settings(moved)
-        self._changed()
+        self.changed()
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
         """After a change of state, give second networks their new state."""
         for model in memories.models(self.memory):
             model.network.posterior = model.posterior
@@ -341,7 +335,7 @@ class Run:
         network.scales |= dict.fromkeys((weight, bias), he_std(inputs + count))
         none = network.posterior.mean.new_zeros(len(self.seeds), new.size)
         self.memory = remembered
-        self._relay(old, new, self._around(network, none, none, new, self.settings), lambda model: model)
+        self._relay(old, new, around(network, none, none, new, self.settings), lambda model: model)
 
     def grow_trunk(self, rounds: int) -> None:
         """If the network grows, have the trunk of this many rounds; weights that it had before keep their values."""
@@ -349,16 +343,15 @@ class Run:
         if self.method.trunk is None or rounds <= network.rounds:
             return
         mean, old, statistics = network.posterior.mean, network.layout, network.statistics()
-        self._convert["device"] = mean.device
-        made = self._converted(self.plain_trunk(rounds))
+        made = self._converted(self.plain_trunk(rounds), mean.device, network.call)
         heads = {name: shape for name, shape in old.shapes.items() if name not in network.trunk_names}
         new = Layout({**made.layout.shapes, **heads})
         network.take_trunk(made, rounds)
         none = mean.new_zeros(len(mean), new.size - made.layout.size)  # the heads have values already
         centre, drawn = (torch.cat([t, none], 1) for t in (made.centre, made.posterior.mean))
-        self._relay(old, new, self._around(network, centre, drawn, new, self.settings), lambda model: model)
+        self._relay(old, new, around(network, centre, drawn, new, self.settings), lambda model: model)
         network.set_statistics({**network.statistics(), **statistics})
-        self._examined.pop(network, None)
+        self.examined.pop(network, None)
 
     def add_task_weights(self, tasks: int) -> None:
         """If the networks have weights that belong to a task, have them for at least this many."""
@@ -384,7 +377,7 @@ class Run:
         network.posterior = _extended(network.posterior, extended, fresh.posterior)
         network.layout = new
         self.memory = memories.relaid(self.memory, extended, fresh, grown)
-        self._changed()
+        self.changed()
 
     def _grown(self, slots: Sequence[Slot], model: Model) -> Model:
         """Extend a second network by the same heads."""
@@ -416,7 +409,7 @@ class Run:
                 new.scatter_(found, part, own)
             return found
 
-        own = self._around(network, torch.zeros_like(drawn), drawn, part, self.settings)
+        own = around(network, torch.zeros_like(drawn), drawn, part, self.settings)
         return Fresh(own.prior.map(whole), own.posterior.map(whole))
 
     def switch(self, method: Method, settings: Settings) -> None:
@@ -435,7 +428,7 @@ class Run:
             fresh = Fresh(replace(self.network.posterior, mean=centre), self.network.posterior)
             memory = replace(memories.initial(method.memory, fresh, _no_network), inner=memory)
         self.memory, self.method, self.settings = memory, method, stack([settings], mean)
-        self._changed()
+        self.changed()
 
     def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
         """Load the buffers that `tensors()` returned, in the present layout; raise if something does not fit."""
@@ -447,14 +440,19 @@ class Run:
                 raise EvclError(f"{name} must be {wanted.dtype} {tuple(wanted.shape)} and finite")
             if name.startswith("posterior."):
                 packing.check_size(name, found)
-        self.memory = packing.from_tensors(self.memory, outline, under("memory/", tensors), self._fits(len(seen)))
+        self.memory = packing.from_tensors(
+            self.memory,
+            outline,
+            {name.removeprefix("memory/"): t for name, t in tensors.items() if name.startswith("memory/")},
+            self._fits(len(seen)),
+        )
         for i, network in enumerate(self._networks()):
             if network.task_weights is not None:
                 network.task_weights = replace(network.task_weights, table=tensors[f"film {i}"])
         self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
         self.network.set_statistics({name: tensors[f"statistics.{name}"] for name in self.network.statistics()})
         self.rounds, self.seen = rounds, tuple(seen)
-        self._changed()
+        self.changed()
 
     # --- learning ----------------------------------------------------------------------------------------------------
 
@@ -489,7 +487,7 @@ class Run:
             learned = self._drive(round_, fitting, epochs)
             packing.check_learned(learned.memory, self.memory, self._fits(len(seen) + len(tasks)))
             network.posterior, self.memory = learned.posterior, learned.memory
-            self._changed()
+            self.changed()
             if self.likelihood.beside:
                 for task in tasks:
                     network.number_head(task.head).count(task.n)
@@ -710,3 +708,22 @@ def _extended(q: Gaussian, extended: Extending, start: Gaussian) -> Gaussian:
     if q.log_std is not None and start.log_std is not None:
         log_std = extended(q.log_std, start.log_std)
     return Gaussian(extended(q.mean, start.mean), log_std)
+
+
+def _start(settings: Sequence[Settings]) -> list[float] | Literal["auto"]:
+    """The initial sigma of each replica, or "auto"."""
+    each = [s.init_std for s in settings]
+    if "auto" in each:
+        return "auto"  # if one is auto, all are: `stack` refuses a mixture
+    return [float(decided(one)) for one in each]
+
+
+def around(network: BayesianNetwork, centre: Tensor, drawn: Tensor, new: Layout, s: Settings) -> Fresh:
+    """The first prior, with these means [R, P], and the initial posterior, with these."""
+    if network.posterior.log_std is None:
+        return Fresh(Gaussian(centre, None), Gaussian(drawn, None))
+    prior, start = (
+        log_stds(s[setting], network.scales, new, drawn, part).expand_as(drawn)
+        for setting, part in (("prior_std", 1.0), ("init_std", INIT_SHARE))
+    )
+    return Fresh(Gaussian(centre, prior), Gaussian(drawn, start))

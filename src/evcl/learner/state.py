@@ -1,11 +1,11 @@
-"""Prediction: the part of a learner that uses what it has learned."""
+"""What a learner is between tasks, and how it predicts and measures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,28 +18,49 @@ from evcl.callbacks import Epoch
 from evcl.learner import generating, values
 from evcl.learner.card import Record
 from evcl.learner.reading import INFER, Reader, in_form, like
-from evcl.nn import LoRA, Names
+from evcl.nn import LoRA
 from evcl.targets import CATEGORICAL
 from evcl.targets.answers import Predictions
 from evcl.targets.classes import normalised_entropy
 from evcl.training import Run, Session, TaskData
 
 
-@dataclass
-class Predictor:
-    """What predicts and measures for a learner, and changes nothing.
+@dataclass(frozen=True)
+class State:
+    """What a learner is between tasks: it predicts and measures, and never changes. A round makes another from a fork.
 
     Attributes:
-        run: the network, its weights and the method
+        run: the network, its weights, the memory of the method, the positions of the generators
         session: the names of tasks, heads and classes
-        reader: reads what users pass
+        reader: reads what users pass, and knows the form of the inputs
+        adapters: those of the network, if it has any
         shape: of an example of the last task, as it is computed with
+        records: what was learned, one per task
+        history: for each task learned, its epochs
+        trial: whether it learns a part of a task, to see how large errors are on the rest
     """
 
     run: Run
     session: Session
     reader: Reader
-    shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+    adapters: LoRA | None = None
+    shape: tuple[int, ...] | None = None
+    records: tuple[Record, ...] = ()
+    history: Mapping[str, tuple[Epoch, ...]] = field(default_factory=dict)
+    trial: bool = False
+
+    def forked(self, label: str | None = None) -> State:
+        """A state of its own, with the same tensors, to learn a round while this one predicts. `label` names the column
+        of labels.
+        """
+        reader = self.reader.forked(label, not self.tasks)
+        session = self.session.forked(reader.call)
+        return replace(self, run=session.run, session=session, reader=reader)
+
+    @property
+    def plain(self) -> nn.Module:
+        """The network in plain torch, of which the run has a Bayesian copy."""
+        return self.run.plain
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 
@@ -326,37 +347,6 @@ class Predictor:
             both = [*((f"input {i}", t) for i, t in enumerate(args)), *((repr(name), t) for name, t in named.items())]
             shapes = ", ".join(f"{name} [{', '.join(map(str, (len(x), *t.shape[1:])))}]" for name, t in both)
         return EvclError(f"the network does not take {shapes}: {str(error).splitlines()[0]}")
-
-
-@dataclass
-class Parts(Predictor):
-    """All that a learner works with: for evcl's own code, not for users. A round makes new ones from a fork.
-
-    Attributes:
-        plain: the network in plain torch, of which the run has a Bayesian copy
-        unsupported, only, skip, adapters, accumulate: options of the learner
-        records: what was learned, one per task
-        trial: whether the learner is a copy that learns a part of a task
-        history: for each task learned, its epochs
-    """
-
-    plain: nn.Module
-    unsupported: Literal["error", "deterministic"] = field(kw_only=True)
-    only: Names = field(kw_only=True)
-    skip: Names = field(kw_only=True)
-    adapters: LoRA | None = field(kw_only=True)
-    accumulate: int = field(kw_only=True)
-    records: list[Record] = field(default_factory=list, kw_only=True)
-    trial: bool = field(default=False, kw_only=True)
-    history: dict[str, tuple[Epoch, ...]] = field(default_factory=dict, kw_only=True)
-
-    def forked(self, label: str | None = None) -> Parts:
-        """Parts of their own, with the same tensors, to learn a round while these predict. `label` names the column of
-        labels.
-        """
-        reader = self.reader.forked(label, not self.tasks)
-        session = self.session.forked(reader.call)
-        return replace(self, run=session.run, session=session, reader=reader)
 
 
 def _index(like: Tensor, values: list[int]) -> Tensor:
