@@ -18,7 +18,7 @@ from common import medians, paper_form
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl.methods import METHODS, Loss, Round
 from evcl.methods.data import Minibatch
-from evcl.methods.memory import narrowed
+from evcl.methods.memories import narrowed
 from evcl.nn import BayesianNetwork
 from evcl.nn.chain import find_chain
 from evcl.training import Pool, Run, Step, TaskData

@@ -26,7 +26,7 @@ import evcl
 from evcl._core.catalogue import COSTS
 from evcl._core.randomness import generator
 from evcl._core.settings import resolve
-from evcl.experiments.outcome import environment
+from evcl.experiments.run import environment
 from evcl.methods import METHODS
 from evcl.training import Run, Step, TaskData
 from evcl.training.observer import Observer, Progress

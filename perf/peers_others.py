@@ -37,7 +37,7 @@ import evcl
 from evcl._core.files import write_atomically
 from evcl.benchmarks import Benchmark
 from evcl.experiments.compare import between
-from evcl.experiments.outcome import environment
+from evcl.experiments.run import environment
 from peers_methods import (
     BATCH,
     GRID,

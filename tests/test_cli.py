@@ -132,7 +132,7 @@ ONE = ["--epochs", "1", "--seeds", "1", "--tasks", "2"]
 ELSE = ["run", "split-digits", "--method", "naive", *ONE]
 
 
-def meanwhile(monkeypatch, happens, home="evcl.experiments.parallel.execute_seeds"):
+def meanwhile(monkeypatch, happens, home="evcl.experiments.run.execute_seeds"):
     """Something happens while a run trains."""
     train = resolve_name(home)
 

@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
             CsvLog(path)
         assert "\n" not in str(error.value)
     with pytest.raises(evcl.EvclError, match="--log must be csv or tensorboard, not 'x'"):
-        Log("x", tmp_path).callback(0)
+        Log.checked("x", tmp_path)
 
 
 def test_a_run_logs_each_of_its_seeds(evcl):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from evcl import EvclError
 from evcl.benchmarks import Benchmark, Entry, Examples, Request, Task, generator, get, register
-from evcl.benchmarks.streams import split_tasks
+from evcl.benchmarks.benchmark import split_tasks
 
 # --- networks --------------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,8 @@ from evcl import benchmarks, data, methods
 from evcl.benchmarks import Benchmark, Examples
 from evcl.experiments import Config, configure, write_result
 from evcl.experiments.compare import chosen
-from evcl.experiments.outcome import environment, result_of
 from evcl.experiments.result import merge
+from evcl.experiments.run import environment, result_of
 from evcl.nn import LoRA, minilm, minilm_tokeniser, outputs
 from evcl.nn.bert import BertTop, below
 from evcl.training import Run, learn_stream

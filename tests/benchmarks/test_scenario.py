@@ -8,7 +8,7 @@ import pytest
 from evcl import EvclError
 from evcl.benchmarks import SCENARIOS, from_arrays, get, split
 from evcl.experiments import configure, execute, open_folder, write_result
-from evcl.experiments.programs import programs
+from evcl.experiments.parallel import programs
 from evcl.report.runs import command
 
 SHORT = {"epochs": 2}

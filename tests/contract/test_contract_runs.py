@@ -18,7 +18,7 @@ from two_processes import in_two
 
 import evcl
 from evcl.experiments import configure, execute
-from evcl.experiments.programs import programs
+from evcl.experiments.parallel import programs
 from evcl.methods import METHODS
 from evcl.training import Checkpoints, Stopped
 from evcl.training.checkpoint import newest

@@ -21,7 +21,7 @@ from evcl._core.settings import resolve
 from evcl.curvature import Sample, fisher
 from evcl.experiments import configure
 from evcl.methods import METHODS, Round
-from evcl.methods.memory import narrowed
+from evcl.methods.memories import narrowed
 from evcl.nn import Gaussian
 from evcl.training import Adam, Run, TaskData
 

@@ -17,8 +17,8 @@ from evcl import data
 from evcl._core.errors import EvclError
 from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
 from evcl.experiments import configure, execute, open_folder, write_result
-from evcl.experiments.programs import programs
-from evcl.experiments.resume import describe
+from evcl.experiments.folder import describe
+from evcl.experiments.parallel import programs
 from evcl.experiments.run import execute_together
 from evcl.experiments.trunk import is_text, parsed, trunk
 from evcl.methods import METHODS

@@ -10,7 +10,7 @@ import pytest
 from made_up_cells import untimed
 
 from evcl.experiments import configure, execute, execute_all, merge
-from evcl.experiments.programs import programs
+from evcl.experiments.parallel import programs
 from evcl.experiments.result import MEASURES
 from evcl.experiments.run import execute_together
 

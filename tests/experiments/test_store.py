@@ -20,7 +20,7 @@ from evcl._core.errors import EvclError
 from evcl._core.files import write_once
 from evcl._core.settings import Settings
 from evcl.experiments import Config, configure, store
-from evcl.experiments.resume import program_name
+from evcl.experiments.folder import program_name
 from evcl.experiments.store import MISSED, Claim, Failure, Heartbeats, Store, key
 
 

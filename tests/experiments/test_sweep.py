@@ -32,9 +32,9 @@ from evcl.experiments import (
     standing,
     work,
 )
-from evcl.experiments import cells as cells_module
+from evcl.experiments import parallel as cells_module
 from evcl.experiments.engines import Inline, local
-from evcl.experiments.programs import bundle
+from evcl.experiments.parallel import bundle
 from evcl.experiments.result import merge
 from evcl.experiments.run import Event, execute_together
 from evcl.experiments.store import key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from river import compose, datasets, evaluate, metrics, preprocessing, stream  #
 
 from evcl import Stream  # noqa: E402
 from evcl.integrations.river import StreamClassifier, StreamRegressor  # noqa: E402
-from evcl.streams.rows import RowEncoder, columns_of, dict_piece, kind_of  # noqa: E402
+from evcl.tables.row_encoder import RowEncoder, kind_of, piece_of  # noqa: E402
 
 
 def rows(count=300, seed=0, change=None):
@@ -59,12 +60,12 @@ def test_a_row_is_learned_as_by_the_stream_itself():
     model, plain = StreamClassifier(seed=3), Stream(seed=3)
     encoder, labels = None, ["dry", "wet"]
     for x, y in rows(40):
-        columns = columns_of([x])
-        encoder = encoder or RowEncoder({name: kind_of(values) for name, values in columns.items()})
-        plain.learn(encoder.encode(columns, dict_piece(1), "x"), [y])
+        piece = piece_of([x])
+        encoder = encoder or RowEncoder({name: kind_of(values) for name, values in piece.columns.items()})
+        plain.learn(encoder.encode(piece, Path("x")), [y])
         model.learn_one(x, y)
     x = {"heat": 18.0, "sky": "cloudy"}
-    inputs = encoder.encode(columns_of([x]), dict_piece(1), "x", learn=False)
+    inputs = encoder.encode(piece_of([x]), Path("x"), learn=False)
     wanted = dict(zip(plain.classes, plain.predict_proba(inputs)[0].tolist(), strict=True))
     assert model.predict_proba_one(x) == pytest.approx(wanted)
     assert set(wanted) == set(labels)

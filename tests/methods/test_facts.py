@@ -19,7 +19,8 @@ from evcl._core.settings import resolve
 from evcl.methods import METHODS, TaskData
 from evcl.methods.generative import Statistics
 from evcl.methods.generator import Memory as GeneratorMemory
-from evcl.methods.memory import Another, ByKey, KeptExamples, PerWeight, hows, mapped
+from evcl.methods.memories import hows, mapped
+from evcl.methods.memory import Another, ByKey, KeptExamples, PerWeight
 from evcl.training import Run
 
 EXAMPLES, INPUTS, HIDDEN, TASKS = 400, 3, [4, 5], 6

@@ -17,7 +17,7 @@ from torch.nn.utils import skip_init
 import evcl
 from evcl._core.randomness import generator
 from evcl.experiments import configure
-from evcl.experiments.programs import programs
+from evcl.experiments.parallel import programs
 from evcl.nn import bayesianize, outputs
 from evcl.nn.columns import ALPHA, Columns, Scale
 from evcl.training.observer import Observer

@@ -12,7 +12,7 @@ from small_runs import F64, assert_springs, learned
 import evcl
 from evcl.methods import TaskData
 from evcl.methods.gvcl import ScaledKL
-from evcl.methods.terms import KL
+from evcl.methods.vcl import KL
 from evcl.nn import Gaussian
 
 

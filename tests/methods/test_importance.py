@@ -11,7 +11,8 @@ from small_runs import EXAMPLES, TASKS, learned, run_of
 from evcl._core.randomness import generator
 from evcl._core.settings import ELASTIC
 from evcl.methods import TaskData
-from evcl.methods.importance import IMPORTANCE, _drawn
+from evcl.methods.importance import _drawn
+from evcl.methods.measures import IMPORTANCE
 from evcl.nn import Gaussian, Layout
 
 METHODS, OTHERS = ["ewc", "evcl", "ewc-offline"], ["si", "mas"]

@@ -27,9 +27,9 @@ import evcl
 from evcl._core.settings import Settings, resolve
 from evcl.curvature import Sample, blocks, kfac
 from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients
-from evcl.methods.elastic_memory import Memory
+from evcl.methods.applied import add_gradients
+from evcl.methods.elastic_memory import Elastic, Memory
 from evcl.methods.kronecker import Factored, penalty
-from evcl.methods.terms import Elastic, add_gradients
 from evcl.nn import Gaussian, bayesianize, head
 from evcl.nn.independence import check_examples_independent
 from evcl.posterior.kronecker import merged

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl.methods import memory as memories
-from evcl.methods import per_weight
-from evcl.methods.memory import Fresh
+from evcl.methods import memories, per_weight
+from evcl.methods.memories import Fresh
 from evcl.nn import Gaussian
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from small_runs import EXAMPLES, F64, TASKS, assert_weights, copies, learned, logits, plain, run_of, task, used_by
 
 from evcl.methods import Gradients, TaskData
-from evcl.methods.importance import XI, PathIntegral
+from evcl.methods.measures import XI, PathIntegral
 from evcl.nn import Gaussian, Layout, Part
 
 

@@ -16,7 +16,8 @@ from small_runs import F64, HIDDEN, INPUTS, fisher_by_definition, logits, named,
 import evcl
 from evcl.methods import Elastic, Fitted, TaskData
 from evcl.methods.label_noise import RIDGE, label_noise, tempering
-from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, more_rows, protection, unlearned
+from evcl.methods.method import more_rows
+from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, protection, unlearned
 from evcl.methods.vcl import kl
 from evcl.nn import Gaussian, he_std, outputs
 

@@ -11,8 +11,9 @@ from small_runs import F64, assert_springs
 import evcl
 from evcl._core.settings import resolve
 from evcl.methods import METHODS, Round, TaskData, collapse
-from evcl.methods.elastic_memory import Memory
-from evcl.methods.terms import KL, Elastic, Spring
+from evcl.methods.elastic_memory import Elastic, Memory
+from evcl.methods.terms import Spring
+from evcl.methods.vcl import KL
 from evcl.nn import Gaussian
 from evcl.targets import Likelihood
 

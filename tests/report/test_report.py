@@ -518,7 +518,7 @@ def test_the_report_loads_plotly_and_matplotlib_when_it_draws():
 
 def test_a_report_is_made_without_torch(tmp_path):
     write(tmp_path, result(), result("naive", epochs=3), result("of-mine", "unknown"))
-    program = f"from evcl.cli.paper import report\nreport(Path({str(tmp_path)!r}))\nassert 'torch' not in sys.modules"
+    program = f"from evcl.cli.run import report\nreport(Path({str(tmp_path)!r}))\nassert 'torch' not in sys.modules"
     ran = subprocess.run(
         [sys.executable, "-c", f"import sys\nfrom pathlib import Path\n{program}"], capture_output=True, check=False
     )

@@ -330,7 +330,7 @@ def use_command(path: Path) -> None:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         patch.object(sys, "argv", words),
-        patch("evcl.experiments.parallel.execute_seeds", begins),
+        patch("evcl.experiments.run.execute_seeds", begins),
         patch.object(experiments, "work", begins),
         patch.object(experiments, "reproduce", begins),
         patch.object(experiments, "tune", begins),

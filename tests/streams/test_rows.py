@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import datetime
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from evcl._core.errors import EvclError
-from evcl.streams.rows import RowEncoder, batches, columns_of, dict_piece, kind_of
+from evcl.streams.files import batches
 from evcl.tables.commands import open_source
+from evcl.tables.row_encoder import RowEncoder, kind_of, piece_of
 
 
 def encoder_for(rows):
-    return RowEncoder({name: kind_of(values) for name, values in columns_of(rows).items()})
+    return RowEncoder({name: kind_of(values) for name, values in piece_of(rows).columns.items()})
 
 
 def encoded(encoder, rows):
-    return encoder.encode(columns_of(rows), dict_piece(len(rows)), "rows")
+    return encoder.encode(piece_of(rows), Path("rows"))
 
 
 ROWS = [
@@ -53,14 +55,14 @@ def test_each_text_has_an_input_of_its_own_until_all_are_taken():
     own = {int(row[1:].argmax()) + 1 for row in spare[:10]}
     assert len(own) == 10
     assert (spare.sum(1) >= 1).all()  # later ones share
-    assert "sky=sky 3" in encoder.names()
+    assert "sky=sky 3" in encoder.inputs_of
 
 
 def test_what_is_missing_is_marked_and_counts_as_the_mean():
     encoder = encoder_for(ROWS)
     encoded(encoder, ROWS)
     found = encoded(encoder, [{"heat": None, "sky": None, "day": None}, {"sky": "rain"}, ROWS[3]])
-    names = encoder.names()
+    names = encoder.inputs_of
     for row in found[:2]:
         assert row[0] == pytest.approx(np.mean([one["heat"] for one in (*ROWS, ROWS[3])]))
         assert {names[i] for i in np.flatnonzero(row)} >= {"heat missing", "day missing"}
@@ -85,7 +87,7 @@ def test_a_column_that_comes_later_is_learned_from():
     encoded(encoder, ROWS)
     found = encoded(encoder, [{**ROWS[i], "wind": float(i), "sea": "calm"} for i in range(4)])
     assert found.shape[1] == inputs
-    names = encoder.names()
+    names = encoder.inputs_of
     assert found[3, names.index("wind")] == 3
     assert found[3, names.index("sea=calm")] == 1
 
@@ -93,9 +95,9 @@ def test_a_column_that_comes_later_is_learned_from():
 def test_an_encoder_that_was_saved_goes_on_as_if_it_had_not_been():
     one = encoder_for(ROWS)
     encoded(one, ROWS[:12])
-    two = RowEncoder.restored(json.loads(json.dumps(one.state())))
+    two = RowEncoder.rebuilt(json.loads(json.dumps(one.described())))
     assert np.array_equal(encoded(one, ROWS[12:]), encoded(two, ROWS[12:]))
-    assert one.names() == two.names()
+    assert one.inputs_of == two.inputs_of
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_a_damaged_description_is_refused(change):
     encoder = encoder_for(ROWS)
     encoded(encoder, ROWS)
     with pytest.raises(EvclError, match="is damaged"):
-        RowEncoder.restored({**encoder.state(), **change})
+        RowEncoder.rebuilt({**encoder.described(), **change})
 
 
 def test_batches_do_not_depend_on_how_a_file_is_read(tmp_path):

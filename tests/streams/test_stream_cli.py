@@ -210,7 +210,7 @@ def test_files_with_other_columns_are_one_stream(evcl):
     assert told["rows"] == 90
     assert told["columns"] == ["when", "heat", "sky", "code", "wind"]
     encoder = load(Path("m")).encoder
-    assert {"sky missing", "code=a7", "code=7", "wind missing"} <= set(encoder.names())
+    assert {"sky missing", "code=a7", "code=7", "wind missing"} <= set(encoder.inputs_of)
     table = whole.sample(frac=1, random_state=0)
     table[:45].to_csv("c.csv", index=False)
     table[45:].drop(columns="sky").to_csv("d.csv", index=False)

@@ -15,7 +15,7 @@ import evcl
 from evcl._core.settings import resolve
 from evcl.experiments import configure, engines, execute, execute_all
 from evcl.experiments.engines import REPLICAS
-from evcl.experiments.programs import bundle
+from evcl.experiments.parallel import bundle
 from evcl.experiments.run import execute_together
 from evcl.methods import METHODS, Elastic, Fit, Learned
 from evcl.methods.selection import kcenter

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.inputs import numeric
 
 Key = int | str  # position among the arguments of `forward`, or name
 Kind = Literal["float", "int", "bool"]
@@ -203,23 +204,10 @@ def _array(value: Any, called: str, pad: int) -> tuple[Tensor, Tensor | None]:
         padded = torch.nn.utils.rnn.pad_sequence([one.to(kind) for one in rows], True, pad)
         return padded, torch.tensor([len(one) for one in rows])
     else:
-        same = isinstance(value, (list, tuple)) and any(isinstance(one, Tensor) for one in value)
-        try:
-            array = np.stack([np.asarray(one) for one in value]) if same else np.asarray(value)
-        except (ValueError, RuntimeError) as error:
-            raise EvclError(f"{called} must be an array: {error}") from None
-        if array.dtype.kind not in "biuf":
-            raise EvclError(f"{called} must be numbers, not {array.dtype}: encode text and categories first")
-        native = np.dtype(np.float64) if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
-        if native == np.uint64 and array.size and int(array.max()) >= 2**63:
+        array = numeric(value, called)
+        if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
             raise EvclError(f"{called} has the integer {int(array.max())}, which is too large")
-        found = torch.from_numpy(
-            np.require(
-                array.astype(np.int64) if native.kind == "u" and native.itemsize > 1 else array,
-                None if native.kind == "u" else native,
-                ["C", "W"],
-            )
-        )
+        found = torch.from_numpy(array.astype(np.int64) if array.dtype.kind == "u" and array.itemsize > 1 else array)
     if found.is_complex():
         raise EvclError(f"{called} must be real numbers, not {found.dtype}")
     if found.dim() == 0 or found.numel() == 0:

@@ -25,7 +25,7 @@ PIECE = 2**22  # numbers that are checked at a time, so that a check needs no se
 def inputs(x: object, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """Convert inputs [N, ...] to a tensor of `dtype`; refuse NaN, infinity, text and empty arrays."""
     if not isinstance(x, Tensor):
-        x = torch.from_numpy(_numbers(x))
+        x = torch.from_numpy(numeric(x, "inputs"))
     if x.is_complex():
         raise EvclError(f"inputs must be real numbers, not {x.dtype}")
     if x.dim() < 2:
@@ -63,16 +63,17 @@ def warn_of_scale(x: Tensor) -> None:
     )
 
 
-def _numbers(x: object) -> np.ndarray:
+def numeric(x: object, called: str) -> np.ndarray:
     """Convert to an array that torch can share: numeric, in this machine's byte order, writable."""
+    rows = x if isinstance(x, (list, tuple)) and any(isinstance(one, Tensor) for one in x) else None
     try:
-        array = np.asarray(x)
-    except ValueError as error:
-        raise EvclError(f"inputs must be an array: {error}") from None
+        array = np.asarray(x) if rows is None else np.stack([np.asarray(one) for one in rows])
+    except (ValueError, RuntimeError) as error:
+        raise EvclError(f"{called} must be an array: {error}") from None
     if array.dtype == object and all(isinstance(v, (Real, np.bool_)) for v in array.flat):
         array = array.astype(np.float64)  # a frame with truth values beside numbers
     if array.dtype.kind not in "biuf":
-        raise EvclError(f"inputs must be numbers, not {array.dtype}: encode text and categories first")
+        raise EvclError(f"{called} must be numbers, not {array.dtype}: encode text and categories first")
     kind = np.dtype(np.float64) if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
     return np.require(array, kind, ["C", "W"])
 

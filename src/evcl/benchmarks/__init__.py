@@ -11,17 +11,7 @@ from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.lazy import lazily
 from evcl._core.randomness import generator
 from evcl._core.tasks import Examples, Task, stratified
-from evcl.benchmarks import elsewhere
-from evcl.benchmarks.benchmark import (
-    BENCHMARKS,
-    Benchmark,
-    Entry,
-    Request,
-    check_tasks,
-    get,
-    register,
-)
-from evcl.benchmarks.scenario import SCENARIOS
+from evcl.benchmarks.benchmark import BENCHMARKS, SCENARIOS, Benchmark, Entry, Request, check_tasks, get, register
 
 if TYPE_CHECKING:
     from evcl.benchmarks.own import from_arrays, from_datasets, from_stream, permute, split
@@ -32,13 +22,14 @@ else:
 
 # Where each benchmark is, imported when it is first used; in the order in which `evcl list` shows them.
 _HOMES = {
-    **dict.fromkeys(("bbc-topics", "mails"), "texts"),
-    **dict.fromkeys(("characters-mnist", "characters-notmnist", "characters-digits"), "characters"),
-    "sotu-decades": "language",
-    **dict.fromkeys((one.name for one in elsewhere.ENTRIES), "elsewhere"),
+    "texts": "bbc-topics mails",
+    "language": "characters-mnist characters-notmnist characters-digits sotu-decades",
+    "elsewhere": "cartpole-variants minigrid-rooms weather census flights-monthly mails-by-date phishing bananas "
+    "segments shuttle stagger sea agrawal hyperplane led rbf",
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 for _name in BENCHMARK_SUMMARIES:
-    BENCHMARKS.add_later(_name, f"evcl.benchmarks.{_HOMES.get(_name, 'registered')}:ENTRIES")
+    BENCHMARKS.add_later(_name, f"evcl.benchmarks.{_HOME_OF.get(_name, 'registered')}:ENTRIES")
 
 __all__ = [
     "BENCHMARKS",

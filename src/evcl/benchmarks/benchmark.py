@@ -8,15 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import torch
 from torch import nn
 
+from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.registry import Registry
 from evcl._core.settings import SEED, VALIDATION, Setting
 from evcl._core.tasks import Examples, Task, stratified
-from evcl.benchmarks.scenario import in_scenario
 from evcl.targets import Energy
+
+SCENARIOS = ("task", "domain", "class")
+"""The scenarios of continual learning (van de Ven and Tolias, 2019): what a prediction is told, and must tell.
+
+- `task`: the task is given, and predictions are among its classes. Each task has its own head.
+- `domain`: the task is not given, and not asked for: all tasks have the same outputs, in one head. The first class of
+  every task is output 0, the second is output 1, and so on.
+- `class`: the task is not given, and predictions are among all classes so far, in one head that grows.
+"""
 
 
 class Benchmark(Sequence[Task]):
@@ -78,7 +88,7 @@ class Benchmark(Sequence[Task]):
         return self._of(tasks) if part else self
 
     def in_scenario(self, scenario: str) -> Benchmark:
-        """The same tasks in the scenario `task`, `domain` or `class`: see `evcl.benchmarks.scenario`."""
+        """The same tasks in the scenario `task`, `domain` or `class`: see `evcl.benchmarks.SCENARIOS`."""
         return self._of(in_scenario(self._tasks, scenario))
 
     def _of(self, tasks: Sequence[Task]) -> Benchmark:
@@ -131,6 +141,20 @@ def register(entry: Entry, *, overwrite: bool = False) -> Entry:
     return entry
 
 
+def entry(
+    name: str, build: Callable[[Request], Benchmark], tasks: int, classes: str = "", **more: bool | int | str
+) -> Entry:
+    """An entry of one of the library's benchmarks. `classes`: what a task shows, if that cannot be chosen."""
+
+    def built(request: Request) -> Benchmark:
+        if classes and request.classes is not None:
+            raise EvclError(f"{name} {classes}: leave classes out")
+        return build(request)
+
+    about: dict[str, Any] = {"seeded": False, "tasks": tasks, "most_tasks": tasks, **more}
+    return Entry(name, BENCHMARK_SUMMARIES[name], built, **about)
+
+
 def get(
     name: str,
     seed: int = 0,
@@ -144,7 +168,7 @@ def get(
 
     `tasks` is the number of tasks. `validation` is the fraction to hold out of every training set, stratified.
     `classes` gives a split benchmark other groups, or another order: [[4, 9], [0, 1, 2]]. `data_dir` is a local folder
-    with data files. `scenario` is `task`, `domain` or `class` (see `evcl.benchmarks.scenario`); None: the benchmark's
+    with data files. `scenario` is `task`, `domain` or `class` (see `evcl.benchmarks.SCENARIOS`); None: the benchmark's
     own, which is `task` for a split benchmark and `domain` for a permuted one.
     """
     entry = BENCHMARKS[name]
@@ -185,3 +209,74 @@ def check_groups(classes: Any) -> tuple[tuple[int, ...], ...]:
     if len(set(groups)) != len(groups):
         raise EvclError("the groups of classes must differ: each names a task")
     return groups
+
+
+def in_scenario(tasks: Sequence[Task], scenario: str) -> list[Task]:
+    """The same tasks in this scenario."""
+    if scenario not in SCENARIOS:
+        raise EvclError(f"scenario must be one of {', '.join(SCENARIOS)}, not {scenario!r}", setting="scenario")
+    if scenario == "task":
+        return [replace(task, head=task.name) for task in tasks]
+    first, shared = tasks[0], all(task.classes == tasks[0].classes for task in tasks)
+    if scenario == "class":
+        if shared and len(tasks) > 1:
+            raise EvclError("scenario class: every task has the same classes, so there are none to add: use domain")
+        seen: list[int] = []
+        made = []
+        for task in tasks:
+            seen += [label for label in task.classes if label not in seen]
+            made.append(replace(task, head=first.name, classes=tuple(seen)))
+        return made
+    if shared:
+        return [replace(task, head=first.name) for task in tasks]
+    sizes = {len(task.classes) for task in tasks}
+    if len(sizes) > 1:
+        raise EvclError(
+            f"scenario domain: every task needs the same number of classes, but they have {sorted(sizes)}",
+            setting="scenario",
+        )
+    return [_numbered(task, first.name) for task in tasks]
+
+
+def _numbered(task: Task, head: str) -> Task:
+    """The task with the positions of its classes as labels."""
+    order = torch.tensor(task.classes)
+
+    def numbered(part: Examples | None) -> Examples | None:
+        if part is None:
+            return None
+        return replace(part, labels=(part.labels.unsqueeze(1) == order).int().argmax(1))
+
+    train, test = numbered(task.train), numbered(task.test)
+    assert train is not None
+    assert test is not None
+    classes = tuple(range(len(order)))
+    return replace(task, head=head, classes=classes, train=train, test=test, validation=numbered(task.validation))
+
+
+def split_tasks(
+    train: Examples, test: Examples, groups: Sequence[tuple[int, ...]], words: Sequence[str] | None = None
+) -> list[Task]:
+    """One task, with its own head, for each group of classes; `words` are the classes' names."""
+    tasks = []
+    for group in groups:
+        for part, which in ((train, "data"), (test, "test data")):
+            known = part.labels.unique().tolist()
+            if missing := sorted(set(group) - set(known)):
+                raise EvclError(f"the {which} has the classes {known}, but not {missing}")
+        name = "/".join(str(c) if words is None else words[c] for c in group)
+        wanted = torch.tensor(group)
+        parts = [part.select(torch.isin(part.labels, wanted).nonzero().flatten()) for part in (train, test)]
+        tasks.append(Task(name, name, group, parts[0], parts[1]))
+    return tasks
+
+
+def permuted_tasks(train: Examples, test: Examples, tasks: int, seed: int) -> list[Task]:
+    """The same data with its pixels in a different random order for each task; all tasks share one head."""
+    classes = tuple(train.labels.unique().tolist())
+    made = []
+    for k in range(tasks):
+        order = torch.randperm(train.inputs.shape[1], generator=generator(seed, Purpose.PERMUTATION, k))
+        parts = (replace(part, permutation=order) for part in (train, test))
+        made.append(Task(f"permutation {k}", "permutation 0", classes, *parts))
+    return made

@@ -13,8 +13,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import SEED
 from evcl._core.tasks import Examples, Task, stratified
-from evcl.benchmarks.benchmark import Benchmark, check_groups
-from evcl.benchmarks.streams import permuted_tasks, split_tasks
+from evcl.benchmarks.benchmark import Benchmark, check_groups, permuted_tasks, split_tasks
 
 T = TypeVar("T")
 HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`

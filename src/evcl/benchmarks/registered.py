@@ -13,19 +13,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from evcl import data
-from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.tasks import Examples, Task, stratified
-from evcl.benchmarks.benchmark import Benchmark, Entry, Request
+from evcl.benchmarks.benchmark import Benchmark, Entry, Request, entry, permuted_tasks, split_tasks
 from evcl.benchmarks.networks import reduced_resnet18
-from evcl.benchmarks.streams import permuted_tasks, split_tasks
 
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)  # pixel ranges
 MOST_CIFAR100 = 50  # tasks, of two classes each
+MOST_PERMUTED = 2_000  # as in `Entry`
 
 
 def _examples(images: np.ndarray, labels: np.ndarray, pixels: tuple[float, float]) -> Examples:
@@ -35,13 +34,17 @@ def _examples(images: np.ndarray, labels: np.ndarray, pixels: tuple[float, float
     return Examples(x, torch.from_numpy(labels).long(), pixels=pixels)
 
 
+def _parts(found: data.Dataset, pixels: tuple[float, float]) -> Parts:
+    train = _examples(found.train_images, found.train_labels, pixels)
+    return train, _examples(found.test_images, found.test_labels, pixels)
+
+
 def _published(name: str, pixels: tuple[float, float], grey: bool = False) -> Load:
     """A loader for a data set with a published train/test split."""
 
     def parts(data_dir: Path | None) -> Parts:
         found = (data.load_grey28 if grey else data.load)(name, data_dir)
-        train = _examples(found.train_images, found.train_labels, pixels)
-        return train, _examples(found.test_images, found.test_labels, pixels)
+        return _parts(found, pixels)
 
     return parts
 
@@ -88,15 +91,11 @@ def _split(
     def build(request: Request) -> Benchmark:
         wanted = (groups if request.classes is None else request.classes)[: request.tasks]
         made = split_tasks(*load(request.data_dir), wanted, words.split() or None)
-        return _benchmark(name, made, trunk, request.seed)
+        if callable(trunk):
+            return Benchmark(name, made, network=trunk, seed=request.seed)
+        return Benchmark(name, made, hidden=trunk, seed=request.seed)
 
-    return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=False, tasks=len(groups), most_tasks=len(groups))
-
-
-def _benchmark(name: str, tasks: list[Task], trunk: tuple[int, ...] | Callable[[], nn.Module], seed: int) -> Benchmark:
-    if callable(trunk):
-        return Benchmark(name, tasks, network=trunk, seed=seed)
-    return Benchmark(name, tasks, hidden=trunk, seed=seed)
+    return entry(name, build, len(groups))
 
 
 def _split_cifar100(name: str) -> Entry:
@@ -115,13 +114,10 @@ def _split_cifar100(name: str) -> Entry:
                 )
             groups = tuple(tuple(range(k, k + size)) for k in range(0, data.CIFAR100_CLASSES, size))
         found = data.load_cifar100(request.data_dir)
-        parts = (
-            _examples(found.train_images, found.train_labels, SIGNED),
-            _examples(found.test_images, found.test_labels, SIGNED),
-        )
-        return _benchmark(name, split_tasks(*parts, groups), reduced_resnet18, request.seed)
+        parts = _parts(found, SIGNED)
+        return Benchmark(name, split_tasks(*parts, groups), network=reduced_resnet18, seed=request.seed)
 
-    return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=False, tasks=10, most_tasks=MOST_CIFAR100)
+    return entry(name, build, 10, most_tasks=MOST_CIFAR100)
 
 
 def _five_datasets(name: str, hidden: tuple[int, ...]) -> Entry:
@@ -135,15 +131,13 @@ def _five_datasets(name: str, hidden: tuple[int, ...]) -> Entry:
     }
 
     def build(request: Request) -> Benchmark:
-        if request.classes is not None:
-            raise EvclError(f"{name} shows all classes of a data set in its task: leave classes out")
         made = []
         for k, (task, load) in enumerate(list(loads.items())[: request.tasks]):
             parts = (replace(part, labels=part.labels + 10 * k, pixels=UNIT) for part in load(request.data_dir))
             made.append(Task(task, task, tuple(range(10 * k, 10 * k + 10)), *parts))
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
-    return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=False, tasks=len(loads), most_tasks=len(loads))
+    return entry(name, build, len(loads), "shows all classes of a data set in its task")
 
 
 def _large_digits(data_dir: Path | None) -> Parts:
@@ -162,15 +156,13 @@ def _permuted(name: str, load: Load, hidden: tuple[int, ...]) -> Entry:
     """A benchmark with a random pixel order for each task, and one head for all."""
 
     def build(request: Request) -> Benchmark:
-        if request.classes is not None:
-            raise EvclError(f"{name} shows all classes in every task: leave classes out")
         train, test = (
             Examples(part.inputs.flatten(1), part.labels, pixels=part.pixels) for part in load(request.data_dir)
         )
         made = permuted_tasks(train, test, request.tasks, request.seed)
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
-    return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=True)
+    return entry(name, build, 5, "shows all classes in every task", seeded=True, most_tasks=MOST_PERMUTED)
 
 
 mnist, _fashion = _published("mnist", UNIT), _published("fashion-mnist", UNIT)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from evcl._core.errors import EvclError, extra
-from evcl.callbacks.callback import Callback, Epoch
+from evcl.callbacks import Callback, Epoch
 
 __all__ = ["CsvLog", "TensorBoard"]
 
@@ -96,6 +95,12 @@ class Log(NamedTuple):
     kind: str
     folder: Path
 
+    @classmethod
+    def checked(cls, kind: str, folder: Path) -> Log:
+        if kind not in KINDS:
+            raise EvclError(f"--log must be {' or '.join(KINDS)}, not {kind!r}")
+        return cls(kind, folder)
+
     def clear(self) -> None:
         """Remove the files of earlier logs from the folder, and nothing else."""
         for path in self.folder.glob("seed-*"):
@@ -107,10 +112,5 @@ class Log(NamedTuple):
                 events.unlink(missing_ok=True)
 
     def callback(self, seed: int) -> CsvLog | TensorBoard:
-        makers: dict[str, Callable[[Path], CsvLog | TensorBoard]] = {
-            "csv": lambda path: CsvLog(path.with_suffix(".csv")),
-            "tensorboard": TensorBoard,
-        }
-        if self.kind not in makers:
-            raise EvclError(f"--log must be {' or '.join(KINDS)}, not {self.kind!r}")
-        return makers[self.kind](self.folder / f"seed-{seed}")
+        path = self.folder / f"seed-{seed}"
+        return CsvLog(path.with_suffix(".csv")) if self.kind == "csv" else TensorBoard(path)

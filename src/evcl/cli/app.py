@@ -18,12 +18,10 @@ from evcl._core.errors import EvclError, brief, out_of_memory
 from evcl._core.interrupts import Interrupted
 from evcl._core.shown import shown
 from evcl._core.torchrun import own, world
-from evcl.cli import data, lists, models, paper, sweep, tables
+from evcl.cli import lists, models, run, sweep, tables
 from evcl.cli import stream as streams
-from evcl.cli.commands import HELP, ClosedPipe, Once, Sections, UsageError, wrong
-from evcl.cli.options import Usage
+from evcl.cli.options import HELP, ClosedPipe, Once, Sections, Usage, UsageError, wrong
 from evcl.cli.progress import console
-from evcl.cli.run import run
 
 app = typer.Typer(
     cls=Sections,
@@ -34,13 +32,13 @@ app = typer.Typer(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     tables.learn, streams.stream, tables.predict, models.inspect, models.merge, models.export,
-    paper.demo, run, paper.report,
-    sweep.sweep, sweep.status, paper.tune, paper.reproduce,
+    run.demo, run.run, run.report,
+    sweep.sweep, sweep.status, sweep.tune, sweep.reproduce,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=Once)(command)
 app.command("list", cls=Once)(lists.list_)
-app.add_typer(data.app, name="data")
+app.add_typer(lists.app, name="data")
 
 
 def _interrupted(*_: object) -> None:

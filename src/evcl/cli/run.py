@@ -1,4 +1,4 @@
-"""`evcl run`: train one method on one benchmark."""
+"""`evcl run`, `demo` and `report`: train on benchmarks, and report on the results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from evcl import experiments
 from evcl._core.errors import Diverged, EvclError
 from evcl._core.interrupts import Interrupted
 from evcl._core.torchrun import world
-from evcl.callbacks.logs import KINDS as LOGS
-from evcl.callbacks.logs import Log
 from evcl.cli.options import (
     DataDir,
     Device,
@@ -34,7 +32,7 @@ from evcl.cli.options import (
     takes_options,
     usage,
 )
-from evcl.cli.progress import print_line, print_tables, progress
+from evcl.cli.progress import print_line, print_tables, progress, write_report_of
 
 if TYPE_CHECKING:
     from evcl._core.ranks import Ranks
@@ -104,11 +102,11 @@ def run(options: RunOptions) -> None:
         config = _configured(options)
         experiments.SECONDS.check("--checkpoint-seconds", options.checkpoint_seconds)
         check_batch(config.settings.batch_size, world())
-        if options.log is not None and options.log not in LOGS:
-            raise Usage(f"--log must be {' or '.join(LOGS)}, not {options.log!r}")
-    folder = options.out or Path("runs") / options.benchmark / config.method
-    if options.log is not None:
-        config = replace(config, log=Log(options.log, folder / "log"))
+        folder = options.out or Path("runs") / options.benchmark / config.method
+        if options.log is not None:
+            from evcl.callbacks.logs import Log
+
+            config = replace(config, log=Log.checked(options.log, folder / "log"))
     one_thread()
     with joined(config.device) as group:
         result = _found_or_made(config, folder, options, group)
@@ -163,7 +161,7 @@ def _run_and_write(
     config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool, group: Ranks | None
 ) -> Result | None:
     """Run, write the result (over an earlier one if `replaces`) and return it. Checkpoints are kept until then."""
-    from evcl.experiments.parallel import execute_seeds
+    from evcl.experiments.run import execute_seeds
 
     again = f"it is saved in {checkpoints.folder}, and the same command with --resume continues from there"
     try:
@@ -185,3 +183,46 @@ def _run_and_write(
         raise EvclError(f"{error}; the run is done: {again}" if checkpoints.programs() else str(error)) from error
     checkpoints.remove()
     return result
+
+
+DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
+DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("evcl-demo"),
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data; fewer is faster.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, ignoring earlier results.")] = False,
+) -> None:
+    """Train four methods on the built-in data.
+
+    Two streams of five tasks, three seeds each: a table, figures and a page.
+    """
+    from evcl.report import check_installed
+
+    check_installed()
+    given = {} if epochs is None else {"epochs": epochs}
+    with usage():
+        configs = [
+            experiments.configure(b, m, "tuned", (0, 1, 2), None, given) for b in DEMO_BENCHMARKS for m in DEMO_METHODS
+        ]
+    folders = [out / config.benchmark / config.method for config in configs]
+    with contextlib.ExitStack() as claims:
+        for folder in folders:
+            claims.enter_context(experiments.claimed(folder))
+        there = 0 if overwrite else sum((folder / experiments.RESULT).exists() for folder in folders)
+        if there:
+            print_line(f"{there} of {len(configs)} results are already in {out} (--overwrite trains again)")
+        with progress(configs) as on_event:
+            made = experiments.reproduce(configs, out, lambda i, event, _: on_event(i, event), overwrite)
+            results = [result for _, result in made]
+    print_tables(results)
+    write_report_of(out, "Four methods learn five tasks, one after another")
+
+
+def report(folder: Annotated[Path, typer.Argument(help="A folder with results in it, at any depth.")]) -> None:
+    """Write tables, figures and a page of a folder's results."""
+    from evcl.report import find_results
+
+    print_tables(find_results(folder))
+    write_report_of(folder, "Continual learning with evcl")

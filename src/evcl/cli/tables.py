@@ -235,8 +235,7 @@ def predict(options: PredictOptions) -> None:
     if stream:
         from evcl.streams import predicting
 
-        drop, unknown, dialect, keys = asked.drop, asked.unknown, asked.dialect, asked.keys
-        found = predicting.predict_file(model, data, out, drop=drop, unknown=unknown, dialect=dialect, keys=keys)
+        found = predicting.predict_file(model, data, out, asked)
     else:
         found = tables.predict_file(model, data, out, asked)
     _say_predicted(found, out, voice, stream)

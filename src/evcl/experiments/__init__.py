@@ -16,14 +16,13 @@ if find_spec("msgspec") is None:  # not imported here, because evcl --help does 
     raise missing("cli", "evcl.experiments needs msgspec")
 
 if TYPE_CHECKING:
-    from evcl.experiments.cells import MakeEngine, work
     from evcl.experiments.config import MOST_SEEDS, Config, configure, where
     from evcl.experiments.engines import Died, cores, local
-    from evcl.experiments.folder import check_writable, claimed, open_folder, write_result
+    from evcl.experiments.folder import SECONDS, check_writable, claimed, open_checkpoints, open_folder, write_result
+    from evcl.experiments.known import SUMMARIES, preset
     from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, reproduce
-    from evcl.experiments.parallel import execute_all
+    from evcl.experiments.parallel import MakeEngine, execute_all, work
     from evcl.experiments.plugins import load_plugins
-    from evcl.experiments.presets import SUMMARIES, preset
     from evcl.experiments.reading import read_result
     from evcl.experiments.result import (
         CELLS,
@@ -37,32 +36,27 @@ if TYPE_CHECKING:
         merge,
         score_of,
     )
-    from evcl.experiments.resume import SECONDS, open_checkpoints
     from evcl.experiments.run import Event, execute
     from evcl.experiments.search import best_trial, read_found, read_search, result_name, tune, write_found
-    from evcl.experiments.standings import Standing, standing, varied
-    from evcl.experiments.store import Failure, Store
+    from evcl.experiments.store import Failure, Standing, Store, standing, varied
     from evcl.experiments.sweep import read_sweep
     from evcl.training import Checkpoints, Stopped
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "evcl.experiments.cells": "MakeEngine work",
             "evcl.experiments.config": "MOST_SEEDS Config configure where",
             "evcl.experiments.engines": "Died cores local",
-            "evcl.experiments.folder": "check_writable claimed open_folder write_result",
+            "evcl.experiments.folder": "SECONDS check_writable claimed open_checkpoints open_folder write_result",
             "evcl.experiments.paper": "PAPER_BENCHMARKS PAPER_METHODS Forecast reproduce",
-            "evcl.experiments.parallel": "execute_all",
+            "evcl.experiments.parallel": "MakeEngine execute_all work",
             "evcl.experiments.plugins": "load_plugins",
-            "evcl.experiments.presets": "SUMMARIES preset",
+            "evcl.experiments.known": "SUMMARIES preset",
             "evcl.experiments.reading": "read_result",
             "evcl.experiments.result": "CELLS HIDDEN RESULT SCORES Environment Result Score Summary merge score_of",
-            "evcl.experiments.resume": "SECONDS open_checkpoints",
             "evcl.experiments.run": "Event execute",
             "evcl.experiments.search": "best_trial read_found read_search result_name tune write_found",
-            "evcl.experiments.standings": "Standing standing varied",
-            "evcl.experiments.store": "Failure Store",
+            "evcl.experiments.store": "Failure Standing Store standing varied",
             "evcl.experiments.sweep": "read_sweep",
             "evcl.training": "Checkpoints Stopped",
         },

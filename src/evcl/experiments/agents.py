@@ -13,10 +13,9 @@ from torch import Tensor
 from evcl import metrics, rl
 from evcl._core.errors import Diverged, EvclError
 from evcl.experiments.config import Config
-from evcl.experiments.outcome import cell_result, environment, matrices_of, over_tasks
+from evcl.experiments.folder import identity, interruptible
 from evcl.experiments.result import Environment, Result, summarise
-from evcl.experiments.resume import identity, interruptible
-from evcl.experiments.run import Event, OnEvents
+from evcl.experiments.run import Event, OnEvents, cell_result, environment, matrices_of, over_tasks
 from evcl.experiments.samples import film_strips
 from evcl.rl.acting import films
 from evcl.training import Checkpoints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,9 +12,11 @@ from evcl import benchmarks, methods
 from evcl._core import bounds
 from evcl._core.errors import EvclError
 from evcl._core.settings import SEED, VALIDATION, Settings, resolve
-from evcl.callbacks.logs import Log
-from evcl.experiments.presets import preset as get_preset
+from evcl.experiments.known import preset as get_preset
 from evcl.experiments.trunk import parsed
+
+if TYPE_CHECKING:
+    from evcl.callbacks.logs import Log
 
 MOST_SEEDS = bounds.MOST_SEEDS
 """The maximum number of seeds of a run."""

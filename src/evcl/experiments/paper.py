@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from evcl import benchmarks, methods
-from evcl.experiments.cells import MakeEngine
 from evcl.experiments.config import Config
 from evcl.experiments.folder import open_folder, write_result
-from evcl.experiments.parallel import execute_all
+from evcl.experiments.parallel import MakeEngine, execute_all
 from evcl.experiments.result import HIDDEN, RESULT, Result
 from evcl.experiments.run import Event, network
 from evcl.experiments.store import Store, key

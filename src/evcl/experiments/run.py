@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from msgspec.structs import asdict
 from msgspec.structs import replace as replaced
+from numpy.typing import NDArray
 from torch import Tensor
 
-from evcl import benchmarks, methods, nn
+from evcl import benchmarks, methods, metrics, nn
 from evcl._core.errors import EvclError
+from evcl._core.randomness import Purpose, generator
 from evcl._core.ranks import Ranks
 from evcl._core.torchrun import own as own_rank
+from evcl.benchmarks import Benchmark
 from evcl.experiments.config import Config
-from evcl.experiments.outcome import environment, result_of
-from evcl.experiments.result import Result, merge, summarise
-from evcl.experiments.resume import identity, interruptible
+from evcl.experiments.folder import identity, interruptible
+from evcl.experiments.result import Environment, Matrices, Result, Summary, binned, merge, summarise
+from evcl.experiments.samples import picture
 from evcl.experiments.trunk import is_text, parsed, trunk
 from evcl.targets import CATEGORICAL, Likelihood
 from evcl.training import (
@@ -33,6 +42,7 @@ from evcl.training import (
     Observers,
     Progress,
     Run,
+    StreamResult,
     learn_stream,
 )
 from evcl.training.session import Undecided
@@ -114,6 +124,61 @@ def execute_together(
         return found
 
 
+class Seeds:
+    """The progress of a configuration whose seeds train apart: events of single seeds become events of all."""
+
+    def __init__(self, config: Config, on_event: Callable[[Event], object]) -> None:
+        self.on_event = on_event
+        self.done = dict.fromkeys(config.seeds, 0.0)
+
+    def __call__(self, event: Event) -> None:
+        self.done |= dict.fromkeys(event.seeds, event.done)
+        self.on_event(replace(event, done=sum(self.done.values()) / len(self.done)))
+
+
+def execute_seeds(
+    config: Config,
+    on_event: Callable[[Event], object],
+    allow_divergence: bool = False,
+    workers: int | None = None,
+    ranks: Ranks | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Result:
+    """Run a configuration on this machine: on a CPU each of several seeds in a process of its own, at most `workers` at
+    a time; on a GPU side by side. With `ranks`, several processes train all seeds side by side.
+    """
+    if ranks is not None:
+        return execute(config, on_event, allow_divergence, ranks, checkpoints)
+    if config.device == "cpu" and len(config.seeds) > 1:
+        return _in_processes(config, Seeds(config, on_event), allow_divergence, workers, checkpoints)
+    heard, size, found = Seeds(config, on_event), REPLICAS if config.device == "cuda" else 1, list[Result]()
+    for first in range(0, len(config.seeds), size):
+        cells = config.cells[first : first + size]
+        found += execute_together(cells, lambda _, event: heard(event), allow_divergence, checkpoints=checkpoints)
+    return merge(found)
+
+
+def _in_processes(
+    config: Config, heard: Seeds, allow_divergence: bool, workers: int | None, checkpoints: Checkpoints | None
+) -> Result:
+    from evcl.experiments.engines import Processes, cores
+
+    todo, found = deque(enumerate(config.cells)), dict[int, Result]()
+    engine = Processes(workers or cores(), lambda i, some, event: heard(event), allow_divergence)
+    try:
+        while len(found) < len(config.seeds):
+            while todo and engine.free():
+                i, cell = todo.popleft()
+                engine.start(i, [cell], checkpoints)
+            for i, outcome in engine.ended(30.0):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                (found[i],) = outcome
+    finally:
+        engine.close()
+    return merge([found[i] for i in range(len(found))])
+
+
 class Reports(Observer):
     """Passes on the progress of a program: its events are those of one configuration each."""
 
@@ -193,8 +258,6 @@ def _side_by_side(
         seconds = time.perf_counter() - start if saver is None else saver.seconds
     unsure: list[float] = []
     if streams[0].energy is not None:
-        from evcl.experiments.generated import uncertainty
-
         unsure = uncertainty(run, streams[0])
     seconds, size, names = round(seconds / len(cells), 3), run.memory_bytes(), [task.name for task in streams[0]]
     about = _trunk(streams[0], lead.network)
@@ -252,3 +315,136 @@ def _trunk(stream: benchmarks.Benchmark, text: str) -> dict[str, Any]:
         return {"hidden": list(stream.hidden)}
     name = getattr(stream.network, "__name__", type(stream.network).__name__)
     return {"network": f"own {name}" if is_text(name) else name}
+
+
+def environment(device: str) -> Environment:
+    from evcl import __version__
+
+    return Environment(
+        evcl=__version__,
+        torch=str(torch.__version__),
+        device=torch.cuda.get_device_name() if device == "cuda" else _processor() + " mps" * (device == "mps"),
+        threads=torch.get_num_threads(),
+        platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+    )
+
+
+@cache
+def _processor() -> str:
+    """The CPU's name, as far as the platform reports it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "cpu"
+
+
+def cell_result(
+    cell: Config, machine: Environment, seconds: float, size: int | None, trunk: Mapping[str, object], **measures: Any
+) -> Result:
+    """The result of a cell, with these measures and no others. `size`: the bytes that it keeps; `trunk`: what its
+    configuration says of the network.
+    """
+    of_cell = {"precision": cell.precision, "device": cell.device}
+    of_cell |= {"scenario": cell.scenario} if cell.scenario else {}
+    none = summarise([None])
+    needed = dict.fromkeys(("average_accuracy", "forgetting", "backward_transfer", "nll", "ece"), none)
+    return Result(
+        benchmark=cell.benchmark,
+        method=cell.method,
+        preset=cell.preset,
+        config={**cell.settings, "tasks": cell.tasks, **trunk, **of_cell},
+        seeds=list(cell.seeds),
+        seconds=round(seconds, 3),
+        memory_bytes=size,
+        environment=machine,
+        **{"accuracy": None, **needed, **measures},
+    )
+
+
+def over_tasks(matrix: NDArray[np.float32]) -> dict[str, Any]:
+    """What follows from a matrix of scores [after task, of task]."""
+    return {
+        "forgetting": summarise([metrics.forgetting(matrix)]),
+        "backward_transfer": summarise([metrics.backward_transfer(matrix)]),
+    }
+
+
+def matrices_of(matrix: NDArray[np.float32]) -> Matrices:
+    """The matrix of one seed, as a result has it."""
+    return [[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]]
+
+
+def result_of(
+    cell: Config,
+    r: int,
+    found: StreamResult,
+    trunk: Mapping[str, object],
+    seconds: float,
+    size: int,
+    machine: Environment,
+    names: Sequence[str] = (),
+) -> Result:
+    """The result of a cell, which is replica r of its program and keeps `size` bytes. `names`: those of its tasks."""
+    matrix = found.accuracy[r].numpy()
+    diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
+    each = [(p[r].cpu(), y[r % len(y)].cpu()) for p, y in zip(found.probabilities, found.labels, strict=True)]
+
+    def per_task(measure: Callable[[Any, Any], float]) -> Summary:
+        """The mean over tasks, after the last one."""
+        return summarise([math.nan if diverged else float(np.mean([measure(p, y) for p, y in each]))])
+
+    mean = summarise([metrics.average_accuracy(matrix)])
+    if not found.labels:
+        measures: dict[str, Any] = {"log_likelihoods": matrices_of(matrix), "log_likelihood": mean}
+    else:
+        measures = {"accuracy": matrices_of(matrix), "average_accuracy": mean, "nll": per_task(metrics.nll)}
+        measures["ece"] = per_task(metrics.expected_calibration_error)
+        if not diverged:
+            measures["reliability"] = binned(sum(metrics.reliability(p, y) for p, y in each))
+    if found.samples is not None and not diverged:
+        measures["samples"] = picture(found.samples[r].numpy())
+    measures["inferred_accuracy"] = {
+        how: summarise([math.nan if diverged else float(one[r])])
+        for how, one in found.inferred.items()
+        if bool(one[r].isfinite())
+    }
+    measures |= over_tasks(matrix)
+    return cell_result(cell, machine, seconds, size, trunk, task_names=list(names), **measures)
+
+
+WIDTH, EPOCHS, STEPS, BATCH, LR = 256, 30, 1000, 128, 1e-3  # of the classifier; it takes at most this many steps
+ASKED = 100  # samples of each task
+
+
+def uncertainty(run: Run, stream: Benchmark) -> list[float]:
+    """For each replica, the mean over tasks k and their samples x of KL(one-hot k || p(. | x)) = -log p(k | x) after
+    the last task, in nats. p is a classifier, an MLP trained on the training sets of all tasks (Nguyen et al., 2018).
+    """
+    if not isinstance(run.network.trunk, nn.VAE):
+        return []
+    classify = _classifier(stream, run.network.posterior.mean.device)
+    with torch.no_grad():
+        each = [-classify(run.sample(k, ASKED))[:, :, k].mean(1) for k in range(len(stream))]
+    found: list[float] = torch.stack(each).mean(0).tolist()
+    return found
+
+
+def _classifier(stream: Benchmark, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """x [R, n, D] -> log-probabilities [R, n, tasks]. It is a function of the stream alone."""
+    x = torch.cat([task.train.x.flatten(1) for task in stream]).to(device)
+    y = torch.cat([torch.full((len(task.train),), k) for k, task in enumerate(stream)]).to(device)
+    from evcl.nn.vae import layers
+
+    source = generator(0, Purpose.CLASSIFIER)
+    network = torch.nn.Sequential(*layers([x.shape[1], WIDTH, WIDTH, len(stream)], source)).to(device)
+    optimiser = torch.optim.Adam(network.parameters(), LR)
+    for rows in _batches(len(x), source):
+        optimiser.zero_grad()
+        F.cross_entropy(network(x[rows.to(device)]), y[rows.to(device)]).backward()
+        optimiser.step()
+    return lambda images: network(images).log_softmax(2)
+
+
+def _batches(n: int, source: torch.Generator) -> Sequence[Tensor]:
+    return torch.randint(n, (min(STEPS, 1 + EPOCHS * n // BATCH), BATCH), generator=source).unbind(0)

@@ -44,10 +44,9 @@ from evcl._core.bounds import MOST_RESULT_BYTES, MOST_TRIALS
 from evcl._core.errors import EvclError, brief
 from evcl._core.files import in_lines, parsed, read_text, write_atomically
 from evcl.benchmarks import BENCHMARKS, check_tasks
-from evcl.experiments.cells import MakeEngine
 from evcl.experiments.config import MOST_SEEDS, Config, configure, where
 from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
-from evcl.experiments.parallel import execute_all
+from evcl.experiments.parallel import MakeEngine, execute_all
 from evcl.experiments.run import Event
 from evcl.experiments.store import Store
 

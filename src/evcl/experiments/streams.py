@@ -16,10 +16,9 @@ from evcl._core.catalogue import METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl._core.errors import Diverged, EvclError, unknown
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting
 from evcl.experiments.config import Config
-from evcl.experiments.outcome import cell_result, environment
+from evcl.experiments.folder import identity, interruptible
 from evcl.experiments.result import AlarmRow, Environment, Result, binned, prequential, summarise
-from evcl.experiments.resume import identity, interruptible
-from evcl.experiments.run import Event, OnEvents
+from evcl.experiments.run import Event, OnEvents, cell_result, environment
 from evcl.methods import Method
 from evcl.streams import SETTINGS, Prequential, Stream
 from evcl.streams.evaluation import BATCH, Feed, batches

@@ -31,8 +31,8 @@ from evcl.learner.reading import Reader, is_dataset
 from evcl.methods import Method, Reread, Round, TaskData
 from evcl.methods import get as get_method
 from evcl.methods.hosted import Host, Hosted
-from evcl.methods.memory import Fresh
-from evcl.methods.variants import for_settings
+from evcl.methods.memories import Fresh
+from evcl.methods.registry import for_settings
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Names, bayesianize, copied, log_stds
 from evcl.nn.independence import check_examples_independent
 from evcl.nn.inputs import Call, Output

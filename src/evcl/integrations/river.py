@@ -7,6 +7,7 @@ evaluate.progressive_val_score(datasets.Phishing(), model, metrics.LogLoss())
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from evcl._core.errors import extra
 from evcl.streams import Alarm, Numbers, Stream
-from evcl.streams.rows import RowEncoder, columns_of, dict_piece, kind_of
+from evcl.tables.row_encoder import RowEncoder, kind_of, piece_of
 
 with extra("river", "evcl.integrations.river needs river"):
     import pandas as pd
@@ -44,17 +45,18 @@ class _Rows:
         """The changes that were noticed. Their `columns` are names of features, such as "wind" or "sky=clear"."""
         if self._encoder is None:
             return []
-        names: Sequence[Any] = self._encoder.names()
+        names: Sequence[Any] = self._encoder.inputs_of
         return [one._replace(columns=tuple(names[place] for place in one.columns)) for one in self._stream.alarms]
 
     def _inputs(self, rows: Sequence[Features], learn: bool) -> torch.Tensor:
-        columns = columns_of(rows)
+        piece, path = piece_of(rows), Path("x")
         if self._encoder is None:
-            made = RowEncoder({name: kind_of(values) for name, values in columns.items()} or {"nothing": "number"})
+            kinds = {name: kind_of(values) for name, values in piece.columns.items()}
+            made = RowEncoder(kinds or {"nothing": "number"})
             if not learn:
-                return torch.from_numpy(made.encode(columns, dict_piece(len(rows)), "x"))
+                return torch.from_numpy(made.encode(piece, path))
             self._encoder = made
-        return torch.from_numpy(self._encoder.encode(columns, dict_piece(len(rows)), "x", learn))
+        return torch.from_numpy(self._encoder.encode(piece, path, learn))
 
     @staticmethod
     def _rows(frame: pd.DataFrame) -> list[Features]:

@@ -24,8 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evcl._core.randomness import DeviceNoise, Noise
-from evcl.nn.chain import Batch, ChainData, Place
-from evcl.nn.lessons import Lessons
+from evcl.nn.chain import Batch, ChainData, Lessons, Place
 
 BLOCK = 1024
 # Integer arguments that Triton must not specialise on: it would compile variants for 1 and for multiples of 16.

@@ -25,7 +25,7 @@ from evcl.learner.saved import write
 from evcl.learner.state import State, tasks_of
 from evcl.methods import Method, check_targets, known_settings
 from evcl.methods import get as get_method
-from evcl.methods.memory import copies_network
+from evcl.methods.memories import copies_network
 from evcl.nn import MLP, VAE, LoRA, Names, Prior
 from evcl.nn.inputs import Call, Output, without_classifier
 from evcl.nn.lora import with_adapters

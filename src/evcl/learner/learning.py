@@ -129,7 +129,8 @@ class Learning:
         if isinstance(each, Tensor) and not classes and not energy:
             each = self._limited(each)
         given = Given(name, head, known, x.unsqueeze(0), each, counts, reread=counts is not None)
-        return with_weights(given, self.options.sample_weight)
+        weights = self.options.sample_weight
+        return given if weights is None else with_weights(given, weights)
 
     def _limited(self, y: Tensor) -> Tensor:
         """The targets y [1, N, D], with a warning if some are far outside the others: see `limited`."""
@@ -174,7 +175,7 @@ class Learning:
         held = held_out.requested(
             options.validation, options.patience, lambda data: self.parts.examples(data, "validation")
         )
-        errors, known = self._new_errors(given), set(session.heads)
+        errors, known = self._new_errors(given) if run.likelihood.beside else {}, set(session.heads)
         validation: Validation | None = None
         measured: TaskData | None = None
 
@@ -184,12 +185,14 @@ class Learning:
             report.end()
 
         with session.round(given, ended) as tasks:
-            session.add_errors(errors, known)
+            if errors:
+                session.add_errors(errors, known)
             if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
                 warnings.warn(told, ForgettingWarning, stacklevel=3)
             tasks, held = self._of_one_length(tasks, held)
             classes = session.group_of(given[0], tasks[0])
-            tasks = self._reread(tasks, classes)
+            if self.rereading is not None:
+                tasks = self._reread(self.rereading, tasks, classes)
             classified = run.likelihood.softmax
             if options.validation is not None and (len(classes) > 1 or not classified):  # one class trains nothing
                 drawn = generator(learner.seed, Purpose.VALIDATION, run.rounds)
@@ -215,8 +218,6 @@ class Learning:
         its head was used before, else those of parts of the task that copies of the learner learn without.
         """
         found: dict[str, Tensor] = {}
-        if not self.run.likelihood.beside:
-            return {}
         for task in given:
             assert isinstance(task.y, Tensor)
             known = self.session.heads.get(task.head)
@@ -276,11 +277,9 @@ class Learning:
 
     # --- the data of a round ---------------------------------------------------------------------------------------
 
-    def _reread(self, tasks: list[TaskData], classes: Sequence[Label]) -> list[TaskData]:
-        """The task with the loader that its examples are read from in each epoch, if there is one."""
-        found = self.rereading
-        if found is None:
-            return tasks
+    @staticmethod
+    def _reread(found: Rereading, tasks: list[TaskData], classes: Sequence[Label]) -> list[TaskData]:
+        """The task with the loader that its examples are read from in each epoch."""
         if len(tasks) > 1 or not set(found.counts) <= set(classes):
             raise EvclError("with reread, all examples must be of classes that are learned in one softmax")
         return [replace(tasks[0], reread=found.task(classes, tasks[0].x.shape[-1]))]

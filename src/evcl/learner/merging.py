@@ -17,7 +17,8 @@ from evcl.learner.describing import DENSITY
 from evcl.learner.learner import Learner
 from evcl.learner.loading import rebuilt
 from evcl.methods import packing
-from evcl.methods.memory import TRUNK, keeps_examples
+from evcl.methods.memories import keeps_examples
+from evcl.methods.memory import TRUNK
 from evcl.methods.merging import Moved, by_key, merged, undeclared
 from evcl.nn import Gaussian, Layout, head_names
 from evcl.posterior import Evidence

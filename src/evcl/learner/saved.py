@@ -47,7 +47,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
     except EvclError as error:
         raise EvclError(f"cannot load {path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import unknown
-from evcl.methods import memory as memories
+from evcl.methods import memories
 from evcl.nn import Gaussian
 from evcl.nn.truncation import low_rank
 

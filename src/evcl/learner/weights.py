@@ -32,8 +32,6 @@ def check_order(data: Any) -> None:
 
 def with_weights(task: Given, sample_weight: Any) -> Given:
     """The task with these weights of its examples, without those of weight 0."""
-    if sample_weight is None:
-        return task
     weights = _checked(sample_weight, len(task.y[0]))
     rows = weights.nonzero().flatten()
     if len(rows) < len(weights):

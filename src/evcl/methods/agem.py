@@ -9,9 +9,9 @@ and the optimiser takes g. Kept rows only forbid directions; they are not traine
 from __future__ import annotations
 
 from evcl._core.settings import Settings
-from evcl.methods.data import Interleaved
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal
+from evcl.methods.samplers import Interleaved
 
 
 def learn(memory: Rehearsal, round_: Round, s: Settings) -> Learning:

@@ -20,11 +20,11 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose
 from evcl._core.settings import CORESET, Setting, Settings
+from evcl.methods.composed import VCL
 from evcl.methods.data import TaskData
 from evcl.methods.memory import examples, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.selection import choose, others
-from evcl.methods.vcl import VCL
 from evcl.nn import Gaussian
 
 STAGE = "coreset"

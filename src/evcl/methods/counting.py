@@ -52,7 +52,7 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
     tasks = [task for task in tasks if statistics.common["centre"].shape[1] == math.prod(task.x.shape[2:])]
     if not tasks:  # inputs of another shape have other features, and no statistics
         return statistics
-    orders = [shuffled(task, i, round_) for i, task in enumerate(tasks)]
+    orders = [task.drawn(round_.generators(Purpose.FOLDS, i)) for i, task in enumerate(tasks)]
     n = sum(order.shape[1] for order in orders)
     nll = statistics.common["nll"].clone()
     for fold in range(0 if n < FEWEST else FOLDS if n < MANY else 1):
@@ -91,11 +91,6 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
     common["nll"] = flat.new_zeros(len(own), len(TEMPERATURES))
     common["squares"] = flat.new_zeros(len(own), flat.shape[2])
     return common
-
-
-def shuffled(task: TaskData, i: int, round_: Round) -> Tensor:
-    """[R, n]: the rows of task i in random order."""
-    return task.drawn(round_.generators(Purpose.FOLDS, i))
 
 
 def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, seeds: Sequence[int]) -> Statistics:

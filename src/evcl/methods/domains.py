@@ -11,7 +11,7 @@ from torch import Tensor
 from evcl._core.devices import double
 from evcl._core.randomness import Purpose, generator
 from evcl.methods.class_statistics import Statistics, base, known_inputs, scores, units
-from evcl.methods.counting import MOST_HELD, added, shuffled
+from evcl.methods.counting import MOST_HELD, added
 from evcl.methods.data import TaskData
 from evcl.methods.method import Asked, Newcomer, Round
 from evcl.nn import Gaussian
@@ -120,7 +120,7 @@ def familiarity(statistics: Statistics, round_: Round, heads: Iterable[int]) -> 
     network, mean, replicas = round_.network, round_.posterior.mean, range(len(round_.seeds))
     every = []
     for i, task in enumerate(round_.tasks):
-        rows = shuffled(task, i, round_)[:, :MOST_ASKED]
+        rows = task.drawn(round_.generators(Purpose.FOLDS, i))[:, :MOST_ASKED]
         x = base(network, mean, task.take(rows)[0])
         if math.prod(x.shape[2:]) == statistics.common["centre"].shape[1]:
             every.append(x)

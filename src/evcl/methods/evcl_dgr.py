@@ -22,14 +22,13 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Settings
+from evcl.methods.composed import EVCL
 from evcl.methods.dgr import DGR, REPLAY, labelled
 from evcl.methods.elastic_memory import Memory as ElasticMemory
-from evcl.methods.evcl import EVCL
 from evcl.methods.evcl_er import SHARE
 from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.generator import begun, retrained
-from evcl.methods.importance import trackers
-from evcl.methods.kronecker import factored, penalty, remembered
+from evcl.methods.kronecker import MEASURES
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Round
@@ -46,32 +45,26 @@ class Memory:
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    base, beta = memory.base, tempering(s, round_)
+    base, beta, by = memory.base, tempering(s, round_), MEASURES[s.importance]
     replay = begun(memory.past, round_, s)
     past = protection(base.rows, round_, Settings({**s, "distill": (1 - s.replay_share) * s.distill}))
     rest = torch.zeros_like(round_.posterior.mean[:, :1]) + (1 - s.replay_share)
     past = past._replace(elastic=rest * past.elastic)
     to_prior = kl(base.prior, beta, base.beta, past, round_, s)
-    to_prior = replace(to_prior, prior=tempered(to_prior.prior, first_prior(memory.first, round_, s), rest))
-    if base.factors:
-        to_prior = replace(to_prior, means=1 - factored(base, round_))
+    first = Gaussian(memory.first, -0.5 * first_precision(round_, s).log().expand_as(memory.first))  # p_0
+    to_prior = replace(to_prior, prior=tempered(to_prior.prior, first, rest), means=by.means(base, round_))
     losses = labelled(replay, memory.past, round_, s.label_temperature, s.replay_share)
     fitted = yield Fit(
         round_.tasks,
-        terms=[to_prior, *penalty(base, s, round_, past.elastic)],
+        terms=[to_prior, *by.penalty(base, s, round_, past.elastic)],
         losses=[*past.losses, *losses],
-        trackers=trackers(s),
+        trackers=by.trackers(),
     )
     after = yield from retrained(replay, memory.past, round_, s)
     fitted = unlearned(fitted, to_prior.prior, past, round_)
     past = past._replace(losses=[*past.losses, *losses])
-    kept = remembered(base, fitted, round_, s, betas(beta, base.beta, past, round_, s))
+    kept = by.remembered(base, fitted, round_, s, betas(beta, base.beta, past, round_, s))
     return Learned(fitted.q, Memory(kept, after, memory.first))
-
-
-def first_prior(mean: Tensor, round_: Round, s: Settings) -> Gaussian:
-    """p_0, with these means."""
-    return Gaussian(mean, -0.5 * first_precision(round_, s).log().expand_as(mean))
 
 
 def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:

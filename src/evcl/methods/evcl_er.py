@@ -53,16 +53,15 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose
 from evcl._core.settings import Setting, Settings
-from evcl.methods import evcl
+from evcl.methods import evcl, task_inference
+from evcl.methods.composed import DISTILLED, EVCL
 from evcl.methods.data import TaskData
-from evcl.methods.generative import counting, trainable
-from evcl.methods.importance import trackers
-from evcl.methods.kronecker import factored, penalty, remembered
-from evcl.methods.label_noise import tempering
-from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Newcomer, Round
+from evcl.methods.kronecker import MEASURES
+from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Newcomer, Past, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, class_counts, replaying, weighted
-from evcl.methods.teacher import Distillation, Number, Past, column
-from evcl.methods.vcl import betas, kl
+from evcl.methods.task_inference import counting, trainable
+from evcl.methods.teacher import Distillation, column, with_fits
+from evcl.methods.terms import Number
 from evcl.nn import Gaussian, head_names, outputs
 
 UNKNOWN = -1e9  # the logit of a class whose probability is 0
@@ -71,7 +70,7 @@ INPUTS = 10_000  # maximum number of kept rows and mixtures, unless more rows ar
 
 @dataclass(frozen=True)
 class Memory:
-    inner: evcl.Memory
+    inner: task_inference.Memory
     rehearsal: Rehearsal
 
 
@@ -80,34 +79,33 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     if part.tasks:
         rehearsal.recalled(part)
         some = bool(represented(rehearsal, part)[0]) and bool(memory.inner.rows)
-        learned = yield from _replayed(memory, part, s) if some else evcl.learn(memory.inner, part, s)
+        learned = yield from _replayed(memory, part, s) if some else DISTILLED.learn(memory.inner, part, s)
     rehearsal = rehearsal.after(round_, s)
     inner = counting(learned.memory, round_, s)
     return Learned(learned.posterior, Memory(inner, rehearsal))
 
 
 def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
-    return evcl.log_joint(memory.inner, q, asked)
+    return task_inference.log_joint(memory.inner, q, asked)
 
 
 def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[Tensor, Tensor] | None:
-    return evcl.domains(memory.inner, q, asked, task)
+    return task_inference.domains(memory.inner, q, asked, task)
 
 
 def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
-    inner, alpha = memory.inner, s.replay_share
+    inner, alpha, by = memory.inner, s.replay_share, MEASURES[s.importance]
     kept, rows = represented(memory.rehearsal, round_)
     inputs = completed(kept, rows, round_)
     left, each = remaining(kept, rows, inner.rows, alpha, round_)
     evidence = recalled(inputs, [alpha * one / round_.n for one in rows], memory.rehearsal, round_, s)
-    past, beta = Past([evidence], each, left if inner.factors else each), tempering(s, round_)
-    to_prior = kl(inner.prior, beta, inner.beta, past, round_, s)
-    if inner.factors:
-        to_prior = replace(to_prior, means=1 - factored(inner, round_))
-    terms = [to_prior, *penalty(inner, s, round_, past.elastic)]
-    fit = Fit([weighted(task, 2.0) for task in round_.tasks], terms, past.losses, trackers=trackers(s))
-    fitted = yield replaying(fit, [weighted(task, 0.0) for task in inputs], s)
-    return Learned(fitted.q, remembered(inner, fitted, round_, s, betas(beta, inner.beta, past, round_, s)))
+
+    def replayed(fit: Fit) -> Fit:
+        fit = replace(fit, data=[weighted(task, 2.0) for task in fit.data])
+        return replaying(fit, [weighted(task, 0.0) for task in inputs], s)
+
+    past = Past([evidence], each, left if inner.factors else each)
+    return with_fits(evcl.learn(inner, round_, s, past, by), replayed)
 
 
 @torch.no_grad()
@@ -202,7 +200,7 @@ def remaining(
 
 def with_replay(method: Method, **changes: Any) -> Method:
     """Add a memory of examples to EVCL, or to EVCL with other defaults."""
-    if method.learn is not evcl.EVCL.learn:
+    if method.learn is not EVCL.learn:
         raise EvclError(f'{method.name} has a `learn` of its own, which evcl-er\'s would replace: set kept_as="rows"')
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
     replayed = replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings)
@@ -214,4 +212,4 @@ SHARE = Setting(
     "alpha, the share of the evidence of earlier tasks that kept or generated rows carry; the posterior has the rest",
     high=1.0,
 )
-EVCL_ER = with_replay(evcl.EVCL, name="evcl-er", summary="")
+EVCL_ER = with_replay(EVCL, name="evcl-er", summary="")

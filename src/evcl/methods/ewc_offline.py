@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import ELASTIC, Settings
-from evcl.methods.importance import IMPORTANCE, divisor
+from evcl.methods.importance import divisor
+from evcl.methods.measures import IMPORTANCE
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.terms import Spring, Springs

@@ -40,8 +40,7 @@ from evcl.methods.importance import fisher
 from evcl.methods.memory import examples, per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Loss, Method, Round, Tracker
 from evcl.methods.rehearsal import filled
-from evcl.methods.teacher import Number
-from evcl.methods.terms import Gradients
+from evcl.methods.terms import Gradients, Number
 from evcl.nn import BayesianNetwork, Gaussian, outputs
 from evcl.nn.per_task import Mixture
 

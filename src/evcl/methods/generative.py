@@ -20,52 +20,18 @@ A Gaussian is too confident, so its log-likelihoods are divided by T. T minimise
 out, predicted among all classes known by then; afterwards, these rows are added to the statistics as well.
 
 This is the method `generative-classifier`, and the part of EVCL that tells apart classes, and domains of the same
-classes, that were never learned together (see evcl.py).
+classes, that were never learned together (see task_inference.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import TRAINING, Settings
 from evcl.methods.class_statistics import Statistics, log_joint
 from evcl.methods.counting import counted
 from evcl.methods.method import Learned, Learning, Method, Round
-
-PER_WEIGHT = 4  # beside a network, the matrix has at most this many numbers per weight: as many as EVCL itself keeps
-M = TypeVar("M")
-Learn = Callable[[Any, Round, Settings], Learning]
-
-
-def with_classes(learn: Learn) -> Learn:
-    """Add the statistics of classes to a method whose memory has a field `classes` for them."""
-
-    def both(memory: Any, round_: Round, s: Settings) -> Learning:
-        if not round_.likelihood.softmax:
-            return (yield from learn(memory, round_, s))
-        part, learned = trainable(round_), Learned(round_.posterior, memory)
-        if part.tasks:
-            learned = yield from learn(memory, part, s)
-        return replace(learned, memory=counting(learned.memory, round_, s))
-
-    return both
-
-
-def trainable(round_: Round) -> Round:
-    """The round without the rows of heads that have a single class: there is nothing to tell apart."""
-    return round_.of([task for task in round_.tasks if round_.network.classes(task.head) > 1])
-
-
-def counting(memory: M, round_: Round, s: Settings) -> M:
-    """A memory with this round counted in its field `classes`, unless the settings want no likelihood per class."""
-    if s.one_softmax or s.film:
-        return memory
-    most = PER_WEIGHT * round_.network.layout.size
-    found: M = replace(memory, classes=counted(memory.classes, round_, most))  # type: ignore[attr-defined, type-var]
-    return found
 
 
 def _learn(memory: Statistics, round_: Round, s: Settings) -> Learning:

@@ -6,7 +6,7 @@ KL_lambda = 1/2 sum_i [ v/s + (mu - m)^2 (1/s0 + lambda max(1/s - 1/s0, 0)) + lo
 
 Only the precision that data added to the first prior is multiplied by lambda. lambda 1 is VCL. As beta falls to 0, the
 added precision tends to H/beta, where H is the curvature of the earlier tasks' NLL, and the objective to that of online
-EWC with strength lambda. `distill` adds a distillation loss on the outputs (see teacher.py); plain GVCL has none.
+EWC with strength lambda. The setting `distill` adds distillation (see teacher.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
+from evcl.methods.composed import with_film
 from evcl.methods.label_noise import tempering
-from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round
 from evcl.methods.redraw import REDRAW, redrawn
-from evcl.methods.teacher import DISTILLATION, Number, protection, unlearned
-from evcl.methods.terms import Spring, Springs
+from evcl.methods.teacher import with_distillation
+from evcl.methods.terms import Number, Spring, Springs
 from evcl.methods.vcl import Memory, first_precision, kl
 from evcl.nn import Gaussian
 
@@ -57,17 +58,16 @@ class ScaledKL:
         return Springs(mean, Spring(self.weight / variance, variance))
 
 
-def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    past, beta = protection(memory.rows, round_, s), tempering(s, round_)
+def learn(memory: Memory, round_: Round, s: Settings, past: Past = ALONE) -> Learning:
+    beta = tempering(s, round_)
     to = kl(memory.prior, beta, memory.beta, past, round_, s)
     term = ScaledKL(to.prior, first_precision(round_, s), s.strength, to.weight)
     fitted = yield Fit(round_.tasks, terms=[term], losses=past.losses, start=redrawn(round_, s))
-    fitted = unlearned(fitted, to.prior, past, round_)
-    return Learned(fitted.q, memory.after(fitted, beta, past, round_, s))
+    return Learned(fitted.q, memory.after(fitted.q, beta, past, round_, s))
 
 
 # `strength` was chosen on the validation data of permuted-digits and split-digits: values from 10 to 100 are good.
-GVCL = Method(
+PLAIN = Method(
     name="gvcl",
     bayesian=True,
     learn=learn,
@@ -77,6 +77,7 @@ GVCL = Method(
             30.0, "lambda, the factor of the precision that earlier tasks added to the prior", high=1e12
         ),
         "redraw": REDRAW,
-        **DISTILLATION,
     },
 )
+GVCL = with_distillation(PLAIN)
+GVCL_FILM = with_film(GVCL)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
-from evcl.methods import memory as memories
-from evcl.methods import packing
-from evcl.methods.memory import Fresh, Model, Nothing
+from evcl.methods import memories, packing
+from evcl.methods.memories import Fresh
+from evcl.methods.memory import Model, Nothing
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.terms import Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout

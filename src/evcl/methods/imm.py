@@ -31,10 +31,11 @@ from torch import Tensor
 
 from evcl._core.randomness import Noise
 from evcl._core.settings import ELASTIC, Setting, Settings
+from evcl.methods.elastic_memory import Elastic
 from evcl.methods.importance import fisher
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round, Tracker
-from evcl.methods.terms import Elastic, Gradients
+from evcl.methods.terms import Gradients
 from evcl.nn import BayesianNetwork, Gaussian, Linear, Part
 from evcl.nn.layers import Conv
 

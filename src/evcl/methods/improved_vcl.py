@@ -15,19 +15,18 @@ from dataclasses import replace
 
 from evcl._core.settings import BAYESIAN, TRAINING, Settings
 from evcl.methods import vcl
-from evcl.methods.method import Learned, Learning, Method, Round
+from evcl.methods.method import ALONE, Learning, Method, Past, Round
 from evcl.methods.redraw import REDRAW, redrawn
-from evcl.methods.teacher import DISTILLATION
+from evcl.methods.teacher import with_distillation
 
 
-def learn(memory: vcl.Memory, round_: Round, s: Settings) -> Learning:
-    learned: Learned = yield from vcl.learn(memory, round_, s, redrawn(round_, s))
-    return learned
+def learn(memory: vcl.Memory, round_: Round, s: Settings, past: Past = ALONE) -> Learning:
+    return vcl.learn(memory, round_, s, past, redrawn(round_, s))
 
 
 # The defaults of `tempering` and `epochs` were chosen on the validation data of permuted-digits and split-digits: with
 # a smaller beta the KL does not bring the weights back, with a larger one the network learns less of small tasks.
-IMPROVED_VCL = Method(
+PLAIN = Method(
     name="improved-vcl",
     bayesian=True,
     learn=learn,
@@ -36,6 +35,6 @@ IMPROVED_VCL = Method(
         "redraw": replace(REDRAW, default="posterior"),
         "tempering": replace(BAYESIAN["tempering"], default=0.03),
         "epochs": replace(TRAINING["epochs"], default=100),
-        **DISTILLATION,
     },
 )
+IMPROVED_VCL = with_distillation(PLAIN)

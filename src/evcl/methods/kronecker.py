@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from evcl._core.randomness import Purpose
-from evcl._core.settings import Setting, Settings
+from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl.curvature import blocks, kfac
-from evcl.methods.elastic_memory import Memory, elastic
-from evcl.methods.importance import IMPORTANCE, divisor, estimates, scale
-from evcl.methods.method import Fitted, Round
-from evcl.methods.teacher import Number
-from evcl.methods.terms import Elastic, Gradients, Term
+from evcl.methods.elastic_memory import Elastic, Importance, Memory, elastic
+from evcl.methods.importance import divisor, estimates, fisher, scale
+from evcl.methods.measures import IMPORTANCE
+from evcl.methods.method import ALONE, Fitted, Learning, Method, Past, Round
+from evcl.methods.terms import Gradients, Number, Term
 from evcl.nn import Gaussian, Layout
 from evcl.nn.layer import add_product
 from evcl.posterior.kronecker import Block, Factors, diagonal, merged, times
@@ -102,23 +102,52 @@ class Bound:
             add_product(out, left, a)
 
 
-def penalty(memory: Memory, s: Settings, round_: Round, part: Number = 1.0) -> list[Term]:
-    """The elastic terms of a fit, `part` times as strong: a matrix penalty for weights that have Kronecker factors.
+@dataclass(frozen=True)
+class KroneckerImportance(Importance):
+    """Importance as Kronecker factors, and a matrix penalty for the weights that have them."""
 
-    `memory.factors`: the key of a block -> A [R, K, i, i], or [R, K, i] if diagonal; G [R, K, o, o].
-    """
-    if not memory.factors:
-        return [elastic(memory, s, round_.n, part)]
-    part = part.clamp(max=1.0) if isinstance(part, Tensor) else min(1.0, part)  # above 1 only for a diagonal Fisher
-    rest = elastic(memory, s, round_.n, part)
-    layout, variances = round_.network.layout, rest.importance.clone()
-    known, scaled, ones = blocks(round_.network, layout), {}, torch.ones_like(variances[:, :1])
-    weight = ones * part * s.strength / divisor(round_.n, s)
-    for key, (a, g) in memory.factors.items():
-        scaled[key] = a, g * weight.view(-1, 1, 1, 1)
-        left, right = diagonal(scaled[key][1]), a if known[key].table else diagonal(a)
-        known[key].add(layout, variances, (left.unsqueeze(3) * right.unsqueeze(2)).sum(1))
-    return [Factored(memory.prior, scaled, known), Elastic(memory.prior, rest.importance, variances)]
+    def penalty(self, memory: Memory, s: Settings, round_: Round, part: Number = 1.0) -> list[Term]:
+        """`memory.factors`: the key of a block -> A [R, K, i, i], or [R, K, i] if diagonal; G [R, K, o, o]."""
+        if not memory.factors:
+            return super().penalty(memory, s, round_, part)
+        part = part.clamp(max=1.0) if isinstance(part, Tensor) else min(1.0, part)  # above 1 only for a diagonal Fisher
+        rest = elastic(memory, s, round_.n, part)
+        layout, variances = round_.network.layout, rest.importance.clone()
+        known, scaled, ones = blocks(round_.network, layout), {}, torch.ones_like(variances[:, :1])
+        weight = ones * part * s.strength / divisor(round_.n, s)
+        for key, (a, g) in memory.factors.items():
+            scaled[key] = a, g * weight.view(-1, 1, 1, 1)
+            left, right = diagonal(scaled[key][1]), a if known[key].table else diagonal(a)
+            known[key].add(layout, variances, (left.unsqueeze(3) * right.unsqueeze(2)).sum(1))
+        return [Factored(memory.prior, scaled, known), Elastic(memory.prior, rest.importance, variances)]
+
+    def means(self, memory: Memory, round_: Round) -> Tensor | None:
+        """The precision of the last posterior would be a second, diagonal estimate of the curvature that the factors
+        estimate, and the past would count twice. So the KL leaves the means of weights with factors to the penalty, and
+        holds only their variances.
+        """
+        return 1 - factored(memory, round_) if memory.factors else None
+
+    def remembered(
+        self, memory: Memory, fitted: Fitted, round_: Round, s: Settings, beta: Mapping[int, Tensor] | None = None
+    ) -> Memory:
+        factors, found = measured(memory, fitted, round_, s)
+        return replace(memory, factors=factors).after(fitted, round_, found, s.fisher_decay, beta)
+
+
+MEASURES: dict[str, Importance] = {**IMPORTANCE, "kfac": KroneckerImportance(fisher)}
+"""All measures that the setting `importance` chooses from."""
+
+
+def with_measures(method: Method) -> Method:
+    """Let the setting `importance` choose the measure of a method whose `learn` takes one."""
+
+    def learn(memory: Memory, round_: Round, s: Settings, past: Past = ALONE) -> Learning:
+        return method.learn(memory, round_, s, past, MEASURES[s.importance])
+
+    return replace(
+        method, learn=learn, settings={**method.settings, "importance": ELASTIC["importance"], "kfac_merge": MERGE}
+    )
 
 
 def factored(memory: Memory, round_: Round) -> Tensor:
@@ -130,18 +159,6 @@ def factored(memory: Memory, round_: Round) -> Tensor:
             if view is not None:
                 view.fill_(1.0)
     return found
-
-
-def remembered(
-    memory: Memory, fitted: Fitted, round_: Round, s: Settings, beta: Mapping[int, Tensor] | None = None
-) -> Memory:
-    """The memory after a round: with the importance of its tasks, by the measure that the setting chooses."""
-    if s.importance == "kfac":
-        factors, found = measured(memory, fitted, round_, s)
-        memory = replace(memory, factors=factors)
-    else:
-        found = IMPORTANCE[s.importance].measure(fitted, round_, s)
-    return memory.after(fitted, round_, found, s.fisher_decay, beta)
 
 
 def measured(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tuple[Factors, Tensor]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
-from evcl.methods.importance import sensitivity
+from evcl.methods.elastic_memory import Elastic
+from evcl.methods.measures import sensitivity
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.terms import Elastic
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Settings
-from evcl.methods.memory import ByKey, Merge, hows
+from evcl.methods.memories import hows
+from evcl.methods.memory import ByKey, Merge
 from evcl.nn import Gaussian
 
 M = TypeVar("M")

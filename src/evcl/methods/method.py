@@ -15,8 +15,6 @@ so that a stopped run can be resumed.
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -28,11 +26,10 @@ from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError, retired
 from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
-from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
-from evcl.methods.terms import Gradients, Term
+from evcl.methods.terms import Gradients, Number, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Part, copied
 from evcl.targets import Likelihood, Objective
 
@@ -74,17 +71,6 @@ class Tracker:
     def result(self) -> Tensor | None:
         """[R, P] over the fit's weights; `Fitted.tracked` holds it over all weights."""
         return None
-
-
-def begin_tracker(tracker: Tracker, q: Gaussian, part: Part) -> None:
-    """Call `tracker.begin(q, part)`, or begin(q) of a tracker that was written before there was a `part`."""
-    if len(inspect.signature(tracker.begin).parameters) > 1:
-        tracker.begin(q, part)
-        return
-    name = type(tracker).__name__
-    message = f"{name}.begin(q) is deprecated and stops working in evcl 0.4: write {name}.begin(q, part)"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    tracker.begin(q)  # type: ignore[call-arg]
 
 
 class Taught(NamedTuple):
@@ -132,16 +118,6 @@ class Loss:
     def taught(self) -> Taught | None:
         """If it is a distillation loss, its parts: an MLP then computes it in its compiled pass."""
         return None
-
-
-class LogitLoss(Loss):
-    """A loss of nothing but the logits of the data's heads. In an MLP with plain weights, it is computed in the
-    compiled pass. `heads` are those of the data, in ascending order.
-    """
-
-    def of_logits(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss [R], and its gradient with respect to the logits z [R, B, columns] of the examples `rows`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -267,6 +243,25 @@ class Round:
         return tensor if self.ranks is None else self.ranks.broadcast_(tensor)
 
 
+class Past(NamedTuple):
+    """How a round protects what was learned before, where more than the method's own penalties do."""
+
+    losses: Sequence[Loss] = ()  # distillation losses
+    prior: Number = 1.0  # fraction of the last posterior's precision that is kept: one number, or [R, 1]
+    elastic: Number = 1.0  # factor on the elastic term: one number, or [R, 1]
+
+
+ALONE = Past()
+
+
+def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:
+    """`rows`, the number of rows per head, after this round."""
+    found, like = dict(rows), round_.posterior.mean
+    for task in round_.tasks:
+        found[task.head] = found.get(task.head, 0) + like.new_full((len(like), 1), task.n)
+    return found
+
+
 Learning = Generator[Fit, Fitted, Learned]
 """What `Method.learn` returns: a generator that yields fits, is sent their ends, and returns what was learned."""
 
@@ -275,18 +270,6 @@ def plain(memory: Any, round_: Round, s: Settings) -> Learning:
     """Minimise the mean NLL alone."""
     fitted = yield Fit(round_.tasks)
     return Learned(fitted.q, memory)
-
-
-def with_fits(asked: Learning, change: Callable[[Fit], Fit]) -> Learning:
-    """The round of another method, with each of its fits changed."""
-    answer: Fitted | None = None
-    while True:
-        try:
-            fit = asked.send(answer)  # type: ignore[arg-type]
-        except StopIteration as end:
-            learned: Learned = end.value
-            return learned
-        answer = yield change(fit)
 
 
 class Asked(NamedTuple):
@@ -314,7 +297,8 @@ class Method:
         name: its name
         summary: a one-line description; empty: that of the built-in method of this name
         bayesian: True: a Gaussian over each weight; False: point weights
-        learn: (memory, round, settings) -> a generator of fits: see `Learning`
+        learn: (memory, round, settings) -> a generator of fits: see `Learning`. One that distillation is added to
+            takes a `Past` too
         memory: what it remembers: a frozen dataclass, whose fields `per_weight`, `per_layer`, `per_task`, `examples`
             and `model` declare
         settings: its own settings, in addition to those of training and, if it is Bayesian, of every Bayesian method;
@@ -349,7 +333,7 @@ class Method:
     name: str
     summary: str = ""
     bayesian: bool = False
-    learn: Callable[[Any, Round, Settings], Learning] = plain
+    learn: Callable[..., Learning] = plain
     memory: type = Nothing
     settings: Mapping[str, Setting | None] = field(default_factory=dict)
     adapt: Callable[[nn.Module, Sequence[Settings]], nn.Module] | None = None
@@ -384,38 +368,3 @@ class Method:
         """All settings that it takes, by name."""
         found = {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
         return {name: setting for name, setting in found.items() if setting is not None}
-
-
-def check_targets(method: Method, settings: Settings, likelihood: Likelihood) -> None:
-    """Refuse a method, or settings of it, that cannot learn targets of this likelihood."""
-    if likelihood.softmax:
-        return
-    why = method.only_classes
-    if not why and settings.get("memory"):
-        if "memory" not in method.known_settings:  # it was added to a method that needs none
-            raise EvclError(f"a memory keeps rows by class: leave memory out for {likelihood.name} targets")
-        if not likelihood.keeps_rows or method.kept_as == "evidence":
-            why = "its memory keeps equally many rows of each class"
-    if not why and settings.get("importance") == "kfac":
-        why = "Kronecker factors are measured on class probabilities"
-    if why:
-        raise EvclError(f"{method.name} learns classes only: {why}. For {likelihood.name} targets use evcl, vcl or ewc")
-
-
-METHODS: Registry[Method] = Registry("method")
-"""All methods, by name."""
-
-
-def register(method: Method, *, overwrite: bool = False) -> Method:
-    """Register a method of your own. It then works in `evcl run`, in `Learner` and in the contract tests."""
-    if not isinstance(method, Method):
-        raise EvclError(
-            f"register takes an evcl.methods.Method, not {type(method).__name__}; see docs/own-method.md for an example"
-        )
-    METHODS.add(method.name, method, overwrite=overwrite)
-    return method
-
-
-def get(method: str | Method) -> Method:
-    """Return the method of this name, or `method` itself if it is a Method."""
-    return method if isinstance(method, Method) else METHODS[method]

@@ -18,10 +18,9 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, TRAINING, Setting, Settings, decided
-from evcl.methods.method import Fit, Learned, Learning, Round
-from evcl.methods.teacher import Past, more_rows
+from evcl.methods.method import ALONE, Fit, Learned, Learning, Round
 from evcl.methods.terms import Springs
-from evcl.methods.vcl import Memory, betas, kl
+from evcl.methods.vcl import Memory, kl
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 
 Source = Callable[[Tensor, Noise], Tensor]
@@ -106,7 +105,6 @@ WITHOUT: dict[str, Setting | None] = {
 NO_MEMORY = "its update rule computes the posterior from the rows of the new task"
 ENOUGH = 1000  # rows; beta is smaller for fewer
 MOST = 0.16  # of a rate that was raised for a short task
-NOTHING = Past([], 1.0, 1.0)
 
 
 class Rates(NamedTuple):
@@ -162,9 +160,8 @@ def learn_with(rule: type[NaturalRule], numbers: Rates) -> Callable[[Memory, Rou
         steps = s.epochs * -(-round_.n // s.batch_size)
         usual = {"lr": (numbers.lr, 8 / steps), "curvature_rate": (numbers.curvature_rate, 800 / steps**2)}
         rates = {name: max(long, min(MOST, short)) for name, (long, short) in usual.items() if isinstance(s[name], str)}
-        term = kl(memory.prior, beta, memory.beta, NOTHING, round_, s)
+        term = kl(memory.prior, beta, memory.beta, ALONE, round_, s)
         fitted = yield Fit(round_.tasks, terms=[term], rule=rule, rates=rates)
-        rows, kept = more_rows(memory.rows, round_), betas(beta, memory.beta, NOTHING, round_, s)
-        return Learned(fitted.q, Memory(fitted.q, rows, kept))
+        return Learned(fitted.q, memory.after(fitted.q, beta, ALONE, round_, s))
 
     return learn

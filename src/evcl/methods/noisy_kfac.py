@@ -35,13 +35,13 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, Setting, Settings
 from evcl.curvature import StepCurvature, blocks
+from evcl.methods.elastic_memory import Elastic
 from evcl.methods.kronecker import Factored
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_layer, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round, Tracker
 from evcl.methods.natural import NO_MEMORY, WITHOUT, NaturalRule, Source
-from evcl.methods.teacher import Number
-from evcl.methods.terms import Elastic, Term
+from evcl.methods.terms import Number, Term
 from evcl.methods.vcl import first_precision
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.posterior.kronecker import TINY, Block, Factors, Pair, Root, diagonal, merged

@@ -15,7 +15,8 @@ from evcl import posterior
 from evcl._core.bounds import LARGEST_LOG_STD, LARGEST_MEAN
 from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
-from evcl.methods.memory import Another, KeptExamples, Model, PerWeight, hows
+from evcl.methods.memories import hows
+from evcl.methods.memory import Another, KeptExamples, Model, PerWeight
 from evcl.nn import Gaussian
 
 M = TypeVar("M")

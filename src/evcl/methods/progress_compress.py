@@ -25,7 +25,7 @@ from evcl._core.randomness import Purpose
 from evcl._core.settings import ELASTIC, Settings
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.elastic_memory import elastic
-from evcl.methods.importance import IMPORTANCE, trackers
+from evcl.methods.measures import IMPORTANCE, trackers
 from evcl.methods.memory import Model, model
 from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
 from evcl.methods.progressive import FILM

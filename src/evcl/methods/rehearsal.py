@@ -27,11 +27,13 @@ from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
-from evcl.methods.data import Mixed, TaskData, shuffled
+from evcl.methods.data import TaskData, shuffled
 from evcl.methods.memory import examples, per_task
-from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round, with_fits
+from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
 from evcl.methods.naive import NAIVE
-from evcl.methods.teacher import Number, teach
+from evcl.methods.samplers import Mixed
+from evcl.methods.teacher import teach, with_fits
+from evcl.methods.terms import Number
 
 SEEN = -1  # the key of the number of all rows, in a dict by place
 REHEARSAL: dict[str, Setting] = {

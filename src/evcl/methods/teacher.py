@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,8 @@ from evcl import curvature
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
 from evcl.methods.data import Minibatch, TaskData
-from evcl.methods.method import Fitted, Loss, Round, Taught
+from evcl.methods.method import ALONE, Fit, Fitted, Learned, Learning, Loss, Method, Past, Round, Taught
+from evcl.methods.terms import Number
 from evcl.nn import BayesianNetwork, Gaussian, Layout, outputs
 from evcl.targets import Likelihood
 
@@ -55,7 +56,6 @@ DOUBTED = 10  # draws of the weights that tell how sure a teacher is of numbers
 TOLD = 0.2  # factor on the distillation of a network without heads
 KEEN = 4  # exponent of the fraction of precision that its prior keeps
 COMPARED = (20, 500)  # minimum and maximum number of rows used to compare the curvatures of NLL and distillation
-Number = Tensor | float  # one number for all replicas, or [R, 1]
 
 DISTILLATION: dict[str, Setting] = {
     "distill": Setting(
@@ -71,6 +71,43 @@ DISTILLATION: dict[str, Setting] = {
         high=1e3,
     ),
 }
+
+
+Familiar = Callable[[Any, Round], Mapping[int, Tensor]]
+
+
+def with_distillation(method: Method, familiar: Familiar | None = None, **defaults: float) -> Method:
+    """Add distillation to a method whose `learn` takes a `Past`, and whose memory has `rows`, the number of rows that
+    each head has learned. `familiar`: (memory, round) -> the familiarity of the new inputs for heads where it is known.
+    """
+
+    def learn(memory: Any, round_: Round, s: Settings) -> Learning:
+        past = protection(memory.rows, round_, s, familiar(memory, round_) if familiar else {})
+
+        def ended(fit: Fit, fitted: Fitted) -> Fitted:
+            prior = next((term.prior for term in fit.terms if hasattr(term, "prior")), None)
+            return fitted if prior is None else unlearned(fitted, prior, past, round_)
+
+        return with_fits(method.learn(memory, round_, s, past), ended=ended)
+
+    own = {name: replace(DISTILLATION[name], default=value) for name, value in defaults.items()}
+    return replace(method, learn=learn, settings={**method.settings, **DISTILLATION, **own})
+
+
+def with_fits(
+    asked: Learning,
+    change: Callable[[Fit], Fit] = lambda fit: fit,
+    ended: Callable[[Fit, Fitted], Fitted] = lambda fit, fitted: fitted,
+) -> Learning:
+    """The round of another method, with each of its fits, or what it is sent at their ends, changed."""
+    answer: Fitted | None = None
+    while True:
+        try:
+            fit = asked.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            learned: Learned = end.value
+            return learned
+        answer = ended(fit, (yield change(fit)))
 
 
 @dataclass(frozen=True)
@@ -221,14 +258,6 @@ def agreement(task: TaskData, round_: Round) -> Agreement | None:
     return Agreement((1 - nll / most).clamp(0, 1), ((nll - entropy) / most).clamp(0, 1))
 
 
-class Past(NamedTuple):
-    """How a round protects what was learned before."""
-
-    losses: list[Loss]  # distillation losses
-    prior: Number  # fraction of the last posterior's precision that is kept: one number, or [R, 1]
-    elastic: Number  # factor on the elastic term: one number, or [R, 1]
-
-
 @torch.no_grad()
 def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     """Decide how a round protects the past if its targets are not classes, without distillation.
@@ -241,7 +270,7 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     """
     task = round_.tasks[0]
     if len(round_.tasks) != 1 or task.head not in rows:
-        return Past([], 1.0, 1.0)
+        return ALONE
     q, network, likelihood = round_.posterior, round_.network, round_.likelihood
     at = task.drawn(round_.generators(Purpose.AGREEMENT), ASKED)
     (shown, below), y, weights = task.seen_by(network), task.take(at)[1], task.take_weights(at)
@@ -280,7 +309,7 @@ def protection(
     """
     likelihood = round_.likelihood
     if not isinstance(s.distill, Tensor) and s.distill == 0:
-        return Past([], 1.0, 1.0)
+        return ALONE
     whole = s.distill / USUAL
     whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
     if not likelihood.heads:
@@ -317,10 +346,10 @@ def _retold(rows: Mapping[int, Tensor], round_: Round, s: Settings, whole: Numbe
     """`protection` for a network without heads: see the top of this file."""
     network = round_.network
     if not rows or len(round_.tasks) != 1 or network.task_weights is not None:
-        return Past([], 1.0, 1.0)
+        return ALONE
     agreed = agreement(round_.tasks[0], round_)
     if agreed is None:
-        return Past([], 1.0, 1.0)
+        return ALONE
     total = torch.stack(list(rows.values())).sum(0)
     strength = TOLD * whole * agreed.knows * (total / round_.n).clamp(max=1.0)
     teacher = round_.posterior.mean.clone()
@@ -378,12 +407,3 @@ def _with_part(fitted: Fitted, prior: Gaussian, r: Tensor) -> Fitted:
     before, after = prior.precision(), fitted.q.precision()
     kept = torch.where((r < 1) & (after > before), -0.5 * (before + r * (after - before)).log(), log_std)
     return replace(fitted, q=Gaussian(fitted.q.mean, kept, fitted.q.layout))
-
-
-def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:
-    """`rows`, the number of rows per head, after this round."""
-    found, like = dict(rows), round_.posterior.mean
-    for task in round_.tasks:
-        added = like.new_full((len(like), 1), task.n)
-        found[task.head] = found[task.head] + added if task.head in found else added
-    return found

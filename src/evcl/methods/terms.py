@@ -1,7 +1,8 @@
 """The terms that a method adds to the mean NLL of a task, and their gradients.
 
-`loss(q)` returns a term's value for R replicas. The terms in this file have closed-form gradients, so they never enter
-autograd: at the start of a task they collapse into the constants a, m, k, s, d and u of each weight. With v = sigma^2,
+`loss(q)` returns a term's value for R replicas. Terms with closed-form gradients, such as the KL and the elastic term,
+never enter autograd: at the start of a task they collapse into the constants a, m, k, s, d and u of each weight. With
+v = sigma^2,
 
     grad_mean    = a (mu - m)
     grad_log_std = k (v - s) + d v (v - u)
@@ -19,14 +20,15 @@ Terms are dataclasses. A tensor [R, P] in a term covers all weights, and is narr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from evcl.nn import Gaussian, Layout
+
+Number = Tensor | float  # one number for all replicas, or [R, 1]
 
 
 class Term(Protocol):
@@ -42,15 +44,6 @@ class Quadratic(Term, Protocol):
     """A term whose gradients are springs: linear in the distance from a centre."""
 
     def springs(self) -> Springs: ...
-
-
-@runtime_checkable
-class Differentiated(Term, Protocol):
-    """A term that computes its own gradient."""
-
-    def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
-        """Add the gradient to `grads` in place, with tensor operations only."""
-        ...
 
 
 class Gradients(NamedTuple):
@@ -69,11 +62,6 @@ class Gradients(NamedTuple):
     def part(self, name: str) -> Tensor:
         """The gradient of the means of this name: a view [R, *shape]."""
         return self.layout.view(self.mean, name)
-
-
-def term_name(term: object) -> str:
-    """The name under which a term's value is reported: its `name`, or else its class name."""
-    return str(getattr(term, "name", type(term).__name__.lower()))
 
 
 @dataclass
@@ -122,105 +110,3 @@ class Springs:
         if square is not None:
             torch.sub(variance, square.c, out=scratch).mul_(variance)
             grad.addcmul_(square.w, scratch)
-
-
-@dataclass(frozen=True)
-class KL:
-    """weight * KL(q || prior); weight = beta / N. `means` [R, P] is a factor on its part (mu - mu*)^2 / (2 s2*)."""
-
-    prior: Gaussian
-    weight: Tensor | float
-    means: Tensor | None = None
-    name: ClassVar[str] = "kl"
-
-    def loss(self, q: Gaussian) -> Tensor:
-        weight = self.weight.reshape(-1) if isinstance(self.weight, Tensor) else self.weight
-        whole, variance = q.kl(self.prior), self.prior.variance()
-        if self.means is not None and variance is not None:
-            whole = whole - 0.5 * ((1 - self.means) * (q.mean - self.prior.mean).square() / variance).sum(1)
-        return weight * whole
-
-    def springs(self) -> Springs:
-        """a = k = weight / s; the centres are the prior's means and variances."""
-        variance = self.prior.variance()
-        assert variance is not None
-        precision = self.weight / variance
-        pull = precision if self.means is None else self.means * precision
-        return Springs(Spring(pull, self.prior.mean), Spring(precision, variance))
-
-
-@dataclass(frozen=True)
-class Elastic:
-    """1/2 sum_p importance_p [(mu_p - mu*_p)^2 + (s2_p - s2*_p)^2]; for point weights, without the second square.
-
-    `variances` is the importance of the second square, if it is another.
-    """
-
-    anchor: Gaussian
-    importance: Tensor
-    variances: Tensor | None = None
-    name: ClassVar[str] = "elastic"
-
-    def loss(self, q: Gaussian) -> Tensor:
-        moved = self.importance * (q.mean - self.anchor.mean).square()
-        variance, anchored = q.variance(), self.anchor.variance()
-        if variance is not None and anchored is not None:
-            moved = moved + self._second() * (variance - anchored).square()
-        return 0.5 * moved.sum(1)
-
-    def springs(self) -> Springs:
-        """a = importance, d = 2 importance; the centres are the anchor's means and variances."""
-        variance = self.anchor.variance()
-        mean = Spring(self.importance, self.anchor.mean)
-        return Springs(mean) if variance is None else Springs(mean, square=Spring(2 * self._second(), variance))
-
-    def _second(self) -> Tensor:
-        return self.importance if self.variances is None else self.variances
-
-
-def collapse(terms: Iterable[Term]) -> tuple[Springs | None, list[Term]]:
-    """Combine the springs of all terms that have them; return the result and the remaining terms."""
-    pull: Springs | None = None
-    rest: list[Term] = []
-    for term in terms:
-        if isinstance(term, Quadratic):
-            pull = term.springs() if pull is None else pull + term.springs()
-        else:
-            rest.append(term)
-    linear, square = (None, None) if pull is None else (pull.linear, pull.square)
-    if linear is not None and square is not None and torch.equal(linear.c, square.c):
-        square.c = linear.c  # one tensor for both, which `add_log_std_gradient` checks for
-    return pull, rest
-
-
-def add_gradients(terms: Iterable[Term], q: Gaussian, grads: Gradients, variance: Tensor | None) -> None:
-    """Add the gradients of these terms to `grads`: with their own `add_gradient`, or else by autograd.
-
-    `variance` is q's variance, which the step has already computed.
-    """
-    by_autograd = []
-    for term in terms:
-        if isinstance(term, Differentiated):
-            term.add_gradient(q, grads)
-        else:
-            by_autograd.append(term)
-    if by_autograd:
-        mean, log_std = autograd_gradients(by_autograd, q)
-        grads.mean.add_(mean)
-        if grads.variance is not None and log_std is not None and variance is not None:
-            grads.variance.addcdiv_(log_std, variance)
-
-
-def autograd_gradients(terms: Iterable[Term], q: Gaussian) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the sum of the terms with respect to mean and log_std, by autograd."""
-    with torch.enable_grad():
-        mean = q.mean.detach().requires_grad_()
-        log_std = None if q.log_std is None else q.log_std.detach().requires_grad_()
-        point = Gaussian(mean, log_std, q.layout)
-        total = sum((term.loss(point).sum() for term in terms), mean.new_zeros(()))
-        wanted = [mean] if log_std is None else [mean, log_std]
-        if not total.requires_grad:
-            zeros = [torch.zeros_like(w) for w in wanted]
-            return zeros[0], zeros[1] if log_std is not None else None
-        grads = torch.autograd.grad(total, wanted, materialize_grads=True)
-    return grads[0], grads[1] if log_std is not None else None

@@ -2,13 +2,14 @@
 
 L_t = mean NLL + beta/N_t KL(q_t || q_{t-1})
 
-`distill` adds a distillation loss on the outputs (see teacher.py); plain VCL has none.
+This is the plain method; composed.py adds distillation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,9 +17,8 @@ from torch import Tensor
 from evcl._core.settings import Settings
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import TRUNK, per_head, per_weight
-from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, Number, Past, more_rows, protection, unlearned
-from evcl.methods.terms import KL
+from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round, more_rows
+from evcl.methods.terms import Number, Spring, Springs
 from evcl.nn import Gaussian
 from evcl.nn.slots import head_names
 
@@ -33,18 +33,42 @@ class Memory:
         """What the precision of each head, and of the trunk, is divided by: see `evcl.merge`."""
         return self.beta
 
-    def after(self, fitted: Fitted, beta: Number, past: Past, round_: Round, s: Settings) -> Memory:
+    def after(self, q: Gaussian, beta: Number, past: Past, round_: Round, s: Settings) -> Memory:
         """The memory after one more round."""
-        return Memory(fitted.q, more_rows(self.rows, round_), betas(beta, self.beta, past, round_, s))
+        return Memory(q, more_rows(self.rows, round_), betas(beta, self.beta, past, round_, s))
 
 
-def learn(memory: Memory, round_: Round, s: Settings, start: Gaussian | None = None) -> Learning:
+@dataclass(frozen=True)
+class KL:
+    """weight * KL(q || prior); weight = beta / N. `means` [R, P] is a factor on its part (mu - mu*)^2 / (2 s2*)."""
+
+    prior: Gaussian
+    weight: Tensor | float
+    means: Tensor | None = None
+    name: ClassVar[str] = "kl"
+
+    def loss(self, q: Gaussian) -> Tensor:
+        weight = self.weight.reshape(-1) if isinstance(self.weight, Tensor) else self.weight
+        whole, variance = q.kl(self.prior), self.prior.variance()
+        if self.means is not None and variance is not None:
+            whole = whole - 0.5 * ((1 - self.means) * (q.mean - self.prior.mean).square() / variance).sum(1)
+        return weight * whole
+
+    def springs(self) -> Springs:
+        """a = k = weight / s; the centres are the prior's means and variances."""
+        variance = self.prior.variance()
+        assert variance is not None
+        precision = self.weight / variance
+        pull = precision if self.means is None else self.means * precision
+        return Springs(Spring(pull, self.prior.mean), Spring(precision, variance))
+
+
+def learn(memory: Memory, round_: Round, s: Settings, past: Past = ALONE, start: Gaussian | None = None) -> Learning:
     """`start`: the weights that the fit starts from, if not the last posterior."""
-    past, beta = protection(memory.rows, round_, s), tempering(s, round_)
+    beta = tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
     fitted = yield Fit(round_.tasks, terms=[to_prior], losses=past.losses, start=start)
-    fitted = unlearned(fitted, to_prior.prior, past, round_)
-    return Learned(fitted.q, memory.after(fitted, beta, past, round_, s))
+    return Learned(fitted.q, memory.after(fitted.q, beta, past, round_, s))
 
 
 def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
@@ -106,5 +130,4 @@ VCL = Method(
     bayesian=True,
     learn=learn,
     memory=Memory,
-    settings=DISTILLATION,
 )

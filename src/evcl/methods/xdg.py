@@ -27,7 +27,7 @@ from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl.curvature.fisher import layers_in_use
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.elastic_memory import elastic
-from evcl.methods.importance import IMPORTANCE, trackers
+from evcl.methods.measures import IMPORTANCE, trackers
 from evcl.methods.memory import per_task
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.nn import Gaussian, Layout, Linear, head_names

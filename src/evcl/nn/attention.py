@@ -20,6 +20,10 @@ class Attention(nn.Module):
     batch_first: bool
     num_heads: int
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout: Dropout | None = None  # of the attention weights
+
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """The projections of all three, for inputs whose first axis is the batch."""
         raise NotImplementedError
@@ -27,15 +31,6 @@ class Attention(nn.Module):
     def combine(self, y: Tensor) -> Tensor:
         """The layer's output from what its heads have read."""
         raise NotImplementedError
-
-    def drop(self, weights: Tensor) -> Tensor:
-        """Dropout of the attention weights."""
-        return weights
-
-    @property
-    def drops(self) -> bool:
-        """Whether `drop` changes anything now."""
-        return False
 
     def forward(
         self,
@@ -58,9 +53,11 @@ class Attention(nn.Module):
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts)  # [R*B, heads, t, d]
         mask = _mask(q, k, attn_mask, key_padding_mask, is_causal)
         weights: Tensor | None = None
-        if need_weights or self.drops:
+        drops = self.dropout is not None and self.dropout.p > 0 and self.dropout.weights.noise is not None
+        if need_weights or drops:
             scores = q @ k.mT * q.shape[-1] ** -0.5
-            weights = self.drop((scores if mask is None else scores + mask).softmax(-1))
+            weights = (scores if mask is None else scores + mask).softmax(-1)
+            weights = weights if self.dropout is None else self.dropout(weights)
             y = weights @ v
         else:
             y = F.scaled_dot_product_attention(q, k, v, mask)
@@ -103,14 +100,6 @@ class MultiheadAttention(Attention, Composite):
     def combine(self, y: Tensor) -> Tensor:
         out: Tensor = self.out_proj(y)
         return out
-
-    def drop(self, weights: Tensor) -> Tensor:
-        dropped: Tensor = self.dropout(weights)
-        return dropped
-
-    @property
-    def drops(self) -> bool:
-        return self.dropout.p > 0 and self.dropout.weights.noise is not None
 
 
 def _projection(weight: Tensor, bias: Tensor | None, rows: slice | None = None) -> Linear:

@@ -22,6 +22,7 @@ native.c if that is available; `gpu.py` does the same in GPU kernels, without Fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
 import torch
@@ -32,7 +33,6 @@ from evcl.kernels.native import Native, native
 from evcl.nn.film import Film
 from evcl.nn.layer import hooks
 from evcl.nn.layers import Linear
-from evcl.nn.lessons import LessonPass, Lessons
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.perceptron import MLP
 from evcl.nn.slots import foreign, head_names
@@ -144,6 +144,73 @@ def find_places(chain: LayerNames, layout: Layout, heads: Sequence[int]) -> list
     return [*found, Place(weight, bias, classes, stored[first["weight"]][1], classes)]
 
 
+class Lessons(NamedTuple):
+    """The distillation loss sum_k w_k T^2 mean_b KL(q || softmax(z_k / T)), with q the teacher's probabilities.
+
+    The columns C are those of the chain's last layer: the heads of the data, then the heads that are only distilled.
+    """
+
+    q: Tensor  # [U, N, C], 0 for columns that are not distilled; replica r uses row r mod U
+    told: Tensor  # [U, N, K]: sum q log q of each distilled head
+    spans: Tensor  # [K, 2]: first and end column of each distilled head
+    temperature: Tensor  # [R]
+    strengths: Tensor  # [R, K], or [R, N, K] for each example its own
+    own: int  # number of columns of the data's heads
+    value: Tensor  # [R]: where a chain writes the value of the loss
+
+
+class LessonPass:
+    """Distillation in plain torch operations, used where native.c's `loss_and_lessons` is not available; also draws the
+    noise of the last layer.
+    """
+
+    def __init__(self, of: Lessons, z: Tensor) -> None:
+        self.of, self.z, self.q, self.told = of, z, torch.empty_like(z), z.new_empty(*z.shape[:2], len(of.spans))
+        teachers = [r % len(of.q) for r in range(len(z))]
+        self.strengths = of.strengths.unsqueeze(1) if of.strengths.dim() == 2 else torch.empty_like(self.told)
+        self.parts = [[(of.q[u], self.q[r]), (of.told[u], self.told[r])] for r, u in enumerate(teachers)]
+        if of.strengths.dim() == 3:
+            for part, strengths, out in zip(self.parts, of.strengths, self.strengths, strict=True):
+                part.append((strengths, out))
+        self.heads = [slice(*span) for span in of.spans.tolist()]
+        some = of.strengths.ne(0).flatten(1).any(1)
+        self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # replicas with distillation, and without
+        self.drawn: list[tuple[Tensor, list[Tensor]]] = []
+        self.noises: tuple[Noise, list[Noise]] | None = None
+
+    def draw(self, noise: Noise, out: Tensor) -> Tensor:
+        """Draw the noise. A replica without distillation draws the same numbers whether or not others have it."""
+        if len(self.rows[0]) == len(out) or self.of.own == out.shape[2]:
+            return noise.normal_(out)
+        if not self.drawn:
+            out.zero_()
+            for rows, columns in zip(self.rows, (out.shape[2], self.of.own), strict=True):
+                places = [out[r, :, :columns] for r in rows.tolist()]
+                self.drawn.append((out.new_empty(len(rows), out.shape[1], columns), places))
+        if self.noises is None or self.noises[0] is not noise:
+            self.noises = noise, [noise.of(rows) for rows in self.rows]
+        for own, (numbers, places) in zip(self.noises[1], self.drawn, strict=True):
+            for place, part in zip(places, own.normal_(numbers), strict=True):
+                place.copy_(part)
+        return out
+
+    def take(self, z: Tensor, rows: Tensor) -> None:
+        """Store a batch's logits, divided by the temperature, and look up the teacher's probabilities for it."""
+        torch.div(z, self.of.temperature.view(-1, 1, 1), out=self.z)
+        for part, own in zip(self.parts, rows, strict=True):
+            for every, out in part:
+                torch.index_select(every, 0, own, out=out)
+
+    def add_gradient(self, g: Tensor) -> None:
+        """Add the gradient to `g`, that of the mean NLL, and store the value of the loss."""
+        value, warm, n = self.of.value.zero_(), self.of.temperature, g.shape[1]
+        for columns, told, strength in zip(self.heads, self.told.unbind(2), self.strengths.unbind(2), strict=True):
+            log_p, q = self.z[..., columns].log_softmax(2), self.q[..., columns]
+            value += (strength * (told - (q * log_p).sum(2))).sum(1)
+            g[..., columns] += (strength * warm.view(-1, 1) / n).unsqueeze(2) * (log_p.exp() - q)
+        value.mul_(warm.square() / n)
+
+
 class Chain:
     """Call it with rows [R, B] to write the gradients of their mean NLL into `grads`; it returns the NLL, [R].
 
@@ -226,18 +293,16 @@ class _Layer:
         outs = [*self.out, *self.variance] if self.film is None else [*self.film.mean, *self.film.variance]
         outs = outs[: len(xs)]
         biases = place.biases(values)
-        self.forward = list(
-            zip(outs if biases is None else _each(biases), xs, [w.mT for w in weight], outs, strict=True)
-        )
+        shifts = outs if biases is None else _each(biases)
+        self.forward = list(zip(shifts, xs, [w.mT for w in weight], outs, strict=True))
         self.for_weight = list(zip([g.mT for g in gs], xs, grad_weight, strict=True))
         self.for_input = [] if below is None else list(zip(gs, weight, _each(d), strict=True))
         self.grad_bias = place.biases(grads)
         compiled = native() if self.bayesian and x.dtype == torch.float32 else None
         self.finish = self.through_relu = None  # one pass of native.c each
         if compiled is not None:
-            self.finish = compiled.bind(
-                "activate", self.out.numel(), self.out, self.out_square, self.ratio, self.variance
-            )
+            own = self.out, self.out_square, self.ratio, self.variance
+            self.finish = compiled.bind("activate", self.out.numel(), *own)
             if below is not None:
                 state = (below.g, below.h, self.d, self.d_square, self.x, below.ratio)
                 self.through_relu = compiled.bind("pass_on", below.g.numel(), *state)
@@ -333,8 +398,7 @@ class _Pass:
         self.inputs, self.targets = ([data[r % len(data)] for r in replicas] for data in (chain.x, y))
         x = values.new_empty(*values.shape[:2], size, chain.x.shape[2])
         self.layers: list[_Layer] = []
-        for i, place in enumerate(chain.places):
-            film = chain.film[i] if i < len(chain.film) else None
+        for place, film in zip_longest(chain.places, chain.film):
             self.layers.append(_Layer(place, values, grads, x, self.layers[-1] if self.layers else None, film))
             x = self.layers[-1].y
         full, shape = chain.full[0], x.shape[1:]
@@ -342,9 +406,8 @@ class _Pass:
         self.labels = torch.empty(*shape[:2], 1, dtype=torch.long)
         self.minus, self.nll = full.new_full((*shape[:2], 1), -1.0), full.new_empty(shape[0])
         self.rows = torch.empty(*shape[:2], dtype=torch.long)
-        self.parts = list(
-            zip(self.inputs, self.targets, self.rows, self.layers[0].x, self.labels.squeeze(2), strict=True)
-        )
+        batch = self.rows, self.layers[0].x, self.labels.squeeze(2)
+        self.parts = list(zip(self.inputs, self.targets, *batch, strict=True))
         self.own = None if self.columns is None else torch.empty(*shape[:2], 2, dtype=torch.long)
         self.weights, self.counts = chain.examples.weights, full.new_ones(*shape[:2], 1)
         self.lessons = None if chain.lessons is None else LessonPass(chain.lessons, full.new_empty(shape))

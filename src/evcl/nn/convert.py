@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import accumulate
@@ -35,22 +36,9 @@ Names = str | Sequence[str] | None
 
 BayesianForm = Callable[[Any], nn.Module]
 _FORMS: dict[type[nn.Module], BayesianForm] = {}
-# Layers without weights that still cannot be used unchanged, and why.
-_REFUSED: dict[type[nn.Module], str] = {
-    nn.AlphaDropout: "draws from torch's global generator",
-    nn.FeatureAlphaDropout: "draws from torch's global generator",
-    nn.RReLU: "draws from torch's global generator",
-    nn.FractionalMaxPool2d: "draws from torch's global generator",
-    nn.FractionalMaxPool3d: "draws from torch's global generator",
-    nn.SyncBatchNorm: "mixes the examples of a batch",
-}
-_TRANSFORMERS = (
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-)
+# Layers without weights that still cannot be used unchanged, because they draw from torch's global generator.
+_DRAW = nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d
+_TRANSFORMERS = nn.Transformer, *(getattr(nn, f"Transformer{a}coder{b}") for a in ("En", "De") for b in ("", "Layer"))
 
 
 def register(layer: type[nn.Module], form: BayesianForm = SampledLayer) -> None:
@@ -65,30 +53,15 @@ def register(layer: type[nn.Module], form: BayesianForm = SampledLayer) -> None:
     _FORMS[layer] = form
 
 
-register(nn.Linear, Linear)
-register(nn.Conv1d, Conv)
-register(nn.Conv2d, Conv)
-register(nn.Embedding, Embedding)
-register(nn.LayerNorm, LayerNorm)
-register(nn.RMSNorm, RMSNorm)
-register(nn.GroupNorm, GroupNorm)
-register(nn.BatchNorm1d, BatchNorm)
-register(nn.BatchNorm2d, BatchNorm)
-register(nn.BatchNorm3d, BatchNorm)
-register(nn.MultiheadAttention, MultiheadAttention)
-register(Scale, BayesianScale)
-register(Up, BayesianUp)
-register(Down, BayesianDown)
-register(AdaptedAttention, bayesian_attention)
-register(nn.Dropout, Dropout)
-register(nn.Dropout1d, partial(Dropout, positions=1))
-register(nn.Dropout2d, partial(Dropout, positions=2))
-register(nn.Dropout3d, partial(Dropout, positions=3))
-register(torch.nn.utils.parametrizations._SpectralNorm, SpectralNorm)
-for _kind in (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.PReLU):
-    register(_kind)
-
-
+_FORMS |= {nn.Linear: Linear, nn.Embedding: Embedding, nn.MultiheadAttention: MultiheadAttention}
+_FORMS |= dict.fromkeys((nn.Conv1d, nn.Conv2d), Conv)
+_FORMS |= {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm, nn.GroupNorm: GroupNorm}
+_FORMS |= dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), BatchNorm)
+_FORMS |= {Scale: BayesianScale, Up: BayesianUp, Down: BayesianDown, AdaptedAttention: bayesian_attention}
+_FORMS |= {torch.nn.utils.parametrizations._SpectralNorm: SpectralNorm, nn.Dropout: Dropout}
+_FORMS |= {kind: partial(Dropout, positions=k) for k, kind in enumerate((nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), 1)}
+_FORMS |= dict.fromkeys((nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), SampledLayer)
+_FORMS[nn.PReLU] = SampledLayer
 # Layers by their full names: their forms are imported when they are used.
 _NAMED = {
     "evcl.nn.winners.KWinners": "evcl.nn.winners:KWinnersLayer",
@@ -143,8 +116,8 @@ def bayesianize(
         raise EvclError(f"unsupported must be 'error' or 'deterministic', not {unsupported!r}")
     _check(module)
     replicas = replicas if generators is None else len(generators)
-    conversion = _Conversion(module, Weights(replicas), generators, _patterns(only), _patterns(skip), unsupported)
-    conversion.film = film
+    chosen = _patterns(only), _patterns(skip) or []
+    conversion = _Conversion(module, Weights(replicas), generators, *chosen, unsupported, film)
     trunk = conversion(module, copied(module), "")
     conversion.check()
     if conversion.frozen:
@@ -155,8 +128,8 @@ def bayesianize(
     layout = Layout({name: tuple(m.shape[1:]) for name, m in conversion.means.items()})
 
     def flat(parts: dict[str, Tensor]) -> Tensor:
-        rows = [part.to(device=device, dtype=dtype).reshape(len(part), -1) for part in parts.values()]
-        return torch.cat(rows, 1) if rows else torch.empty(replicas, 0, device=device, dtype=dtype)
+        rows = [torch.empty(replicas, 0), *(part.reshape(len(part), -1) for part in parts.values())]
+        return torch.cat([row.to(device=device, dtype=dtype) for row in rows], 1)
 
     mean, log_std = flat(conversion.means), None
     if init_std is not None:
@@ -196,36 +169,33 @@ def _check(module: nn.Module) -> None:
             raise EvclError(f"{name!r} is {p.dtype}: weights must be real floating-point numbers")
 
 
+@dataclass
 class _Conversion:
     """Converts the copy of a module, part by part, to its Bayesian form, and collects the initial values of its
     weights.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        weights: Weights,
-        generators: Sequence[torch.Generator] | None,
-        only: list[str] | None,
-        skip: list[str] | None,
-        unsupported: str,
-    ) -> None:
-        self.weights, self.generators, self.unsupported = weights, generators, unsupported
-        self.only, self.skip = only, skip or []
-        self.names = {id(p): name for name, p in module.named_parameters()}  # a tied weight has one name
-        self.modules = [name for name, _ in module.named_modules()]
-        self.means: dict[str, Tensor] = {}
-        self.centres: dict[str, Tensor] = {}
-        self.scales: dict[str, float] = {}
-        self.owned: list[tuple[nn.Module, str, FreeParameter]] = []
-        self.direct = DirectParameters()
-        self.direct.weights = weights
-        self.frozen: dict[str, str] = {}  # weights that `unsupported` leaves fixed -> type of their module
-        self.done: dict[int, nn.Module] = {}  # a layer used twice stays one layer
-        self.fixed: dict[str, str] = {}  # name of each fixed weight -> its module
-        self.seen: list[str] = []  # the modules and parameters that `only` and `skip` can choose
-        self.film = False
-        self.sites: dict[str, slice] = {}  # see film.py
+    module: nn.Module
+    weights: Weights
+    generators: Sequence[torch.Generator] | None
+    only: list[str] | None
+    skip: list[str]
+    unsupported: str
+    film: bool
+    means: dict[str, Tensor] = field(default_factory=dict)
+    centres: dict[str, Tensor] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
+    owned: list[tuple[nn.Module, str, FreeParameter]] = field(default_factory=list)
+    direct: DirectParameters = field(default_factory=DirectParameters)
+    frozen: dict[str, str] = field(default_factory=dict)  # weights that `unsupported` leaves fixed -> type of module
+    done: dict[int, nn.Module] = field(default_factory=dict)  # a layer used twice stays one layer
+    fixed: dict[str, str] = field(default_factory=dict)  # name of each fixed weight -> its module
+    seen: list[str] = field(default_factory=list)  # the modules and parameters that `only` and `skip` can choose
+    sites: dict[str, slice] = field(default_factory=dict)  # see film.py
+
+    def __post_init__(self) -> None:
+        self.names = {id(p): name for name, p in self.module.named_parameters()}  # a tied weight has one name
+        self.direct.weights = self.weights
 
     def __call__(self, plain: nn.Module, copied: nn.Module, path: str, second: bool = False) -> nn.Module:
         """Convert one module. `second`: its input has the batch as the second axis, after the positions."""
@@ -262,7 +232,7 @@ class _Conversion:
         for pattern in (*(self.only or ()), *self.skip):
             if any(_matches([pattern], path) for path in self.seen):
                 continue
-            if any(_matches([pattern], path) for path in self.modules):
+            if any(_matches([pattern], path) for path, _ in self.module.named_modules()):
                 raise EvclError(
                     f"{pattern!r} chooses nothing: it has no weights, or is inside a layer converted as a whole"
                 )
@@ -347,9 +317,8 @@ class _Conversion:
                 self.fixed[self.names[id(p)]] = path
         attach_state(copied, path, self.weights, self._stateful)
         if self.film and type(plain) in KINDS and "weight" in plain._parameters:
-            name = self.names[id(plain.weight)]
-            units = len(plain._parameters["weight"])  # type: ignore[arg-type]
-            self._site(copied, name, units, type(plain) in CHANNELS_FIRST).second = second
+            weight = plain.get_parameter("weight")
+            self._site(copied, self.names[id(weight)], len(weight), type(plain) in CHANNELS_FIRST).second = second
         if isinstance(plain, (nn.Embedding, nn.EmbeddingBag)):
             copied.register_forward_pre_hook(_as_indices)
         if isinstance(copied, nn.TransformerEncoderLayer):  # disable its fast path, which reads the layers' weights
@@ -357,9 +326,8 @@ class _Conversion:
         if isinstance(copied, nn.TransformerEncoder):  # likewise
             copied.use_nested_tensor = False
         if isinstance(plain, _TRANSFORMERS):
-            second = any(
-                not m.batch_first for m in plain.modules() if isinstance(m, (nn.MultiheadAttention, AdaptedAttention))
-            )
+            attention = [m for m in plain.modules() if isinstance(m, (nn.MultiheadAttention, AdaptedAttention))]
+            second = not all(m.batch_first for m in attention)
         for key, child in plain._modules.items():  # named_children would skip a child that has two names
             if child is not None:
                 inner = copied.get_submodule(key)
@@ -384,9 +352,10 @@ class _Conversion:
 
     def _check_kept(self, plain: nn.Module, path: str) -> None:
         """Refuse a layer without weights that would compute something else here than in the plain module."""
-        why = next((reason for t, reason in _REFUSED.items() if isinstance(plain, t)), None)
-        if why is None or (self.unsupported == "deterministic" and "mixes" in why) or not self._chosen(path):
-            return  # in evaluation mode a batch norm uses its stored statistics
+        mixes = isinstance(plain, nn.SyncBatchNorm) and self.unsupported != "deterministic"  # then, it stays as it is
+        if not (mixes or isinstance(plain, _DRAW)) or not self._chosen(path):
+            return
+        why = "mixes the examples of a batch" if mixes else "draws from torch's global generator"
         raise EvclError(
             f"{path!r} ({type(plain).__name__}) {why}: leave it out (skip={path!r}), or register a Bayesian form for it"
         )

@@ -168,25 +168,17 @@ def without_classifier(network: nn.Module, output: Output) -> nn.Module:
 
 def headed(network: nn.Module, head: nn.Module, call: Call) -> nn.Sequential:
     """A network and a head on the output that `call` chooses. It takes the inputs that the network takes."""
-    if call.form is not None:
-        return _Several(network, head, call)
-    return (
-        nn.Sequential(network, head) if call.plain and isinstance(network, nn.Sequential) else _One(network, head, call)
-    )
+    if call.plain and isinstance(network, nn.Sequential):
+        return nn.Sequential(network, head)
+    return _Headed(network, head, call)
 
 
-class _One(nn.Sequential):
+class _Headed(nn.Sequential):
     def __init__(self, network: nn.Module, head: nn.Module, call: Call) -> None:
         super().__init__(network, head)
         self.output, form = call.output, call.form
         self.mask = None if form is None or form.mask is None else str(form.mask.key)
 
-    def forward(self, input: object) -> Tensor:
-        found: Tensor = self[1](Call(self.output).chosen(self[0](input), None))
-        return found
-
-
-class _Several(_One):
     def forward(self, *args: object, **named: Any) -> Tensor:
         mask = None if self.mask is None else named.get(self.mask)
         found: Tensor = self[1](Call(self.output).chosen(self[0](*args, **named), mask))

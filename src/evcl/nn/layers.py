@@ -11,14 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.nn.layer import (
-    BayesianLayer,
-    examples_at_once,
-    local_draw,
-    of_units,
-    outer_sum,
-    product,
-)
+from evcl.nn.layer import BayesianLayer, examples_at_once, local_draw, of_units, outer_sum, product
 
 
 class Linear(BayesianLayer):
@@ -205,14 +198,11 @@ class Conv(BayesianLayer):
         x = x.flatten(0, 1)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
         x = F.pad(x, [side for p in reversed(self.padding) for side in (p, p)]) if any(self.padding) else x
-        steps = x.stride()[2:]
-        spans = [k + (k - 1) * (d - 1) for k, d in zip(self.kernel, self.dilation, strict=True)]
-        sizes = [(n - span) // s + 1 for n, span, s in zip(x.shape[2:], spans, self.stride, strict=True)]
-        within = [step * d for step, d in zip(steps, self.dilation, strict=True)]
-        between = [step * s for step, s in zip(steps, self.stride, strict=True)]
-        # A view that is copied at once: on a GPU, F.unfold copies image by image
-        seen = x.as_strided((*x.shape[:2], *self.kernel, *sizes), (*x.stride()[:2], *within, *between))
-        return seen.reshape(len(x), -1, prod(sizes))
+        for axis, (k, d, s) in enumerate(zip(self.kernel, self.dilation, self.stride, strict=True), 2):
+            x = x.unfold(axis, (k - 1) * d + 1, s)[..., ::d]
+        sizes, rank = x.shape[2 : 2 + len(self.kernel)], len(self.kernel)
+        # A view [R*B, c, *k, *l] that is copied at once: on a GPU, F.unfold copies image by image
+        return x.movedim(tuple(range(2, 2 + rank)), tuple(range(-rank, 0))).reshape(len(x), -1, prod(sizes))
 
     def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
         """The rows are patches, one per position of the output."""
@@ -275,7 +265,7 @@ class Embedding(BayesianLayer):
         """[R, B, t, d]: one look-up per replica, so that an index that is too large does not read another replica's
         row.
         """
-        table = self.mean("weight") if what == "mean" else self.variance("weight")
+        table = self.part(getattr(self.weights, what), "weight")
         if table is None:
             return None
         try:
@@ -293,9 +283,8 @@ class Embedding(BayesianLayer):
         leaders = _leaders(index).unsqueeze(-1).expand_as(delta)
         squares = of(torch.zeros_like(delta).scatter_add_(2, leaders, delta))
         total = delta.new_zeros(len(index), self.size, delta.shape[-1])
-        return total.scatter_add_(
-            1, index.flatten(1).unsqueeze(-1).expand(-1, -1, delta.shape[-1]), squares.flatten(1, 2)
-        )
+        places = index.flatten(1).unsqueeze(-1).expand(-1, -1, delta.shape[-1])
+        return total.scatter_add_(1, places, squares.flatten(1, 2))
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         index, delta = self._positions(x, delta)

@@ -13,10 +13,9 @@ from evcl._core.errors import Diverged, EvclError
 from evcl._core.randomness import GeneratorNoise, HostNoise, Noise, Purpose, generator, weights_of
 from evcl._core.settings import Settings
 from evcl.methods import Fit, Gradients, Method, Reread, Round, TaskData, collapse
+from evcl.methods.applied import add_gradients, begin_tracker
 from evcl.methods.hosted import Hosted
-from evcl.methods.memory import Fresh
-from evcl.methods.method import begin_tracker
-from evcl.methods.terms import add_gradients
+from evcl.methods.memories import Fresh
 from evcl.nn import BayesianNetwork, Gaussian, Part, bayesianize, he_std, he_uniform, head, log_stds
 from evcl.nn.convert import INIT_SHARE
 from evcl.rl.methods import HOST, configured, of_terms

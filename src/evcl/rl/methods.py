@@ -15,8 +15,8 @@ from evcl._core.catalogue import AGENT_SUMMARIES
 from evcl._core.errors import unknown
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings, resolve
 from evcl.methods import METHODS, Method, check_targets
-from evcl.methods.evcl import ONE_SOFTMAX
 from evcl.methods.hosted import Host
+from evcl.methods.task_inference import ONE_SOFTMAX
 from evcl.methods.teacher import DISTILLATION
 from evcl.rl.policies import DISCRETE
 

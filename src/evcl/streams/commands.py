@@ -12,8 +12,7 @@ from typing import Any
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
 from evcl.streams.evaluation import size_of
-from evcl.streams.files import Asked, Files
-from evcl.streams.rows import batches
+from evcl.streams.files import Asked, Files, batches
 from evcl.streams.table import Raised, TableStream, is_table_stream, load
 from evcl.tables.commands import claimed
 
@@ -78,7 +77,5 @@ def _same(out: Path, known: TableStream, asked: Asked, settings: Mapping[str, An
         if value is not None and fixed[name] != value:
             option = name.replace("_", "-")
             raise EvclError(f"{out} already exists, and --{option} is fixed when a model is created ({fixed[name]})")
-    missing = tuple(dict.fromkeys((*known.missing, *asked.dialect.missing)))
-    dialect = replace(asked.dialect, missing=missing)
-    drop = tuple(dict.fromkeys((*known.drop, *asked.drop)))
-    return replace(asked, kind=known.kind, drop=drop, dialect=dialect, kinds=known.kinds())
+    drop, dialect = tuple(dict.fromkeys((*known.drop, *asked.drop))), asked.dialect.also(known.missing)
+    return replace(asked, kind=known.kind, drop=drop, dialect=dialect, kinds=known.encoder.kinds())

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evcl._core.bounds import MOST_CLASSES
 from evcl._core.errors import EvclError
-from evcl.streams.rows import _concatenated, usable
 from evcl.tables.commands import open_source
 from evcl.tables.creating import like_numbers
-from evcl.tables.rows import present, targets_of
+from evcl.tables.row_encoder import kind_of
+from evcl.tables.rows import check_classes, check_there, present, targets_of
 from evcl.tables.source import Dialect, Floats, Kind, Piece, Source, Target, Values, bad
-from evcl.tables.values import Fraction, Where, numbers_of, seconds_of
-
-TOO_MANY = (
-    f"more than {MOST_CLASSES:,} different labels are too many classes; --kind number or --kind count learns a number"
-)
+from evcl.tables.values import Fraction, Where, measured
 
 TARGET, TIME = "\0target", "\0time"  # names of columns that no file has
 
@@ -146,12 +141,7 @@ class Files:
         columns = {name: _concatenated([_there(piece, name) for piece in pieces]) for name in names}
         places = [(piece, row) for piece in pieces for row in range(piece.rows)]
         order = np.argsort(columns[TIME], kind="stable")
-
-        def place(i: int) -> str:
-            piece, row = places[int(order[i])]
-            return str(piece.place(row))
-
-        yield Piece({name: values[order] for name, values in columns.items()}, place, len(order))
+        yield _placed({name: values[order] for name, values in columns.items()}, [places[i] for i in order])
 
     def _pieces(self, one: _File) -> Iterator[Piece]:
         many = len(self.files) > 1
@@ -173,7 +163,7 @@ class Files:
         values, where = piece.columns[name], Where(source.path, piece, name)
         if values.dtype == object or values.ndim > 1:
             where.bad(0, "--time should be a column of dates or numbers, but this is neither")
-        found = seconds_of(values, where) if values.dtype.kind == "M" else numbers_of(values, where)
+        found = measured(values, where)
         if np.isnan(found).any():
             fix = "fill it in, or leave out --time to take the rows in the order of the files"
             where.bad(int(np.isnan(found).argmax()), f"the time is missing: {fix}")
@@ -185,12 +175,12 @@ class Files:
         if path.is_dir():
             bad(path, "it is a folder, but evcl stream learns rows of tables: name files")
         source = open_source(path, dialect=asked.dialect)
-        names = usable(source, asked.target, asked.drop)
-        if asked.time is not None and asked.time not in source.shapes:
-            bad(
-                path,
-                f"there is no column {asked.time!r}, the time; it has {', '.join(map(repr, [*source.shapes][:8]))}",
-            )
+        check_there(source, asked.target, "target")
+        if asked.time is not None:
+            check_there(source, asked.time, "time")
+        for name in (name for name in asked.drop if name not in source.shapes):
+            bad(path, f"there is no column {name!r} to drop")
+        names = [name for name in source.shapes if name != asked.target and name not in asked.drop]
         own: dict[str, Kind] = {asked.target: "text" if self.kind == "class" else "number"}
         source.expect({**self._kinds, **own}, asked.target)
         found, times = _File(source, names), []
@@ -199,15 +189,14 @@ class Files:
             targets = targets_of(source, piece, asked.target, self.kind)
             if self.kind == "class":
                 found.labels.update(targets[present(targets)])
-                if len(found.labels) > MOST_CLASSES:
-                    bad(path, f"column {asked.target!r}", TOO_MANY)
+                check_classes(source, asked.target, len(found.labels))
             times.append(self._times(source, piece))
         found.times = np.concatenate([np.zeros(0), *times])
         first = next(source.pieces(self._read(names)), None)
         if first is not None:
             if asked.time is not None and first.columns[asked.time].dtype.kind != "M":
                 found.names = [name for name in names if name != asked.time]  # a number that grows tells nothing
-            found.kinds = {name: _kind(first.columns[name]) for name in found.names}
+            found.kinds = {name: kind_of(first.columns[name]) for name in found.names}
             self._kinds = {**found.kinds, **self._kinds}  # later files are read alike
             row = [(name, str(first.columns[name][0])) for name in sorted(first.columns)]
             found.digest = hashlib.sha256(repr(row).encode()).hexdigest()[:16]
@@ -227,12 +216,52 @@ class _File:
     labels: set[str] = field(default_factory=set)
 
 
-def _kind(values: Any) -> Kind:
-    return "text" if values.dtype == object else "date" if values.dtype.kind == "M" else "number"
-
-
-def _there(piece: Piece, name: str) -> Any:
+def _there(piece: Piece, name: str) -> Values:
     """A column of a piece. Rows can only be sorted if all files have the same columns."""
     if name not in piece.columns:
         raise EvclError(f"the files are to be sorted by time, so they need the same columns, but one has no {name!r}")
     return piece.columns[name]
+
+
+def batches(pieces: Iterator[Piece], size: Callable[[int], int], skip: int = 0) -> Iterator[Piece]:
+    """The same rows from the row `skip` on, in batches whose sizes do not depend on those of the pieces: `size(rows)`
+    is that of the next one, after this many rows. The last batch of a file with the same columns may be smaller.
+    """
+    kept: list[tuple[Piece, int, int]] = []  # parts of the next batch: piece, first row, end
+    count, done = 0, 0
+    for piece in pieces:
+        start = min(skip, piece.rows)
+        skip -= start
+        if kept and kept[0][0].columns.keys() != piece.columns.keys():  # a file with other columns
+            yield _joined(kept)
+            kept, count, done = [], 0, done + count
+        while start < piece.rows:
+            wanted = size(done)
+            end = min(piece.rows, start + wanted - count)
+            kept.append((piece, start, end))
+            count, start = count + end - start, end
+            if count == wanted:
+                yield _joined(kept)
+                kept, count, done = [], 0, done + count
+    if kept:
+        yield _joined(kept)
+
+
+def _joined(parts: Sequence[tuple[Piece, int, int]]) -> Piece:
+    names = parts[0][0].columns
+    columns = {name: _concatenated([piece.columns[name][start:end] for piece, start, end in parts]) for name in names}
+    return _placed(columns, [(piece, row) for piece, start, end in parts for row in range(start, end)])
+
+
+def _placed(columns: Mapping[str, Values], places: Sequence[tuple[Piece, int]]) -> Piece:
+    """Rows that come from these places in other pieces."""
+    return Piece(columns, lambda i: places[i][0].place(places[i][1]), len(places))
+
+
+def _concatenated(arrays: Sequence[Values]) -> Values:
+    if len(arrays) == 1:
+        return arrays[0]
+    if any(np.ma.isMaskedArray(a) for a in arrays):
+        joined: Values = np.ma.concatenate(arrays)  # type: ignore[no-untyped-call]
+        return joined
+    return np.concatenate(arrays)

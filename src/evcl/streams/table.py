@@ -23,10 +23,10 @@ from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed
 from evcl.streams.files import TARGET, TIME, Files, RowDigest
 from evcl.streams.prequential import Prequential
-from evcl.streams.rows import RowEncoder
 from evcl.streams.stream import Stream
+from evcl.tables.row_encoder import RowEncoder
 from evcl.tables.rows import LIKELIHOODS, present
-from evcl.tables.source import Floats, Kind, Piece, Target, bad
+from evcl.tables.source import Floats, Piece, Target, bad
 
 FORMAT = 1
 NOTE = "evcl.streams.table"
@@ -83,10 +83,6 @@ class TableStream:
         made.missing, made.scores, made.identity = asked.dialect.missing, scores, files.identity
         return made
 
-    def kinds(self) -> dict[str, Kind]:
-        """What each column was learned as."""
-        return {name: column.kind for name, column in self.encoder.columns.items()}
-
     def resume(self, files: Files) -> int:
         """The row of these files from which on to learn: where it stopped, if they begin with the rows that it learned
         last, whatever the files are called; 0 if they are all new. A file that was changed where it was learned is
@@ -127,7 +123,7 @@ class TableStream:
                 f"it is earlier than rows that were learned already; --time {self.time} sorts new rows only",
             )
         columns = {name: values for name, values in piece.columns.items() if name not in (TARGET, TIME)}
-        x, targets = self.encoder.encode(columns, piece, path), piece.columns[TARGET]
+        x, targets = self.encoder.encode(Piece(columns, piece.place, piece.rows), path), piece.columns[TARGET]
         there = present(targets)
         self.done += piece.rows
         self.learned.add(piece)
@@ -164,7 +160,7 @@ class TableStream:
 
     def _told(self, before: int, when: Floats) -> list[Raised]:
         """The alarms from number `before` on, in terms of the table; `when` are the times of the rows learned last."""
-        names = self.encoder.names()
+        names = self.encoder.inputs_of
         waiting = 0 if self.waiting is None else len(self.waiting[1])
         first = self.stream.rows - (len(when) - waiting)
         found = []
@@ -201,7 +197,7 @@ class TableStream:
         text = {
             "format": FORMAT,
             **{name: getattr(self, name) for name in _PLAIN},
-            "encoder": self.encoder.state(),
+            "encoder": self.encoder.described(),
             "scores": told,
             "learned": self.learned.digests,
             "raised": [list(vars(one).values()) for one in self.raised],
@@ -247,16 +243,8 @@ def load(path: Path) -> TableStream:
     with open_tensors(path) as file:
         names = [name for name in file.keys() if name.startswith(OWN)]  # noqa: SIM118
         tensors = {name.removeprefix(OWN): file.get_tensor(name) for name in names}
-    try:
+    with reading(path):
         return _rebuilt(stream, parsed(text), tensors)
-    except EvclError as error:
-        raise EvclError(f"cannot load {path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise EvclError(f"cannot load {path}: its table is damaged ({type(error).__name__} {error})") from error
-
-
-def _texts(columns: list[Any], action: Any, reasons: list[Any]) -> tuple[list[str], str, list[str]]:
-    return [str(name) for name in columns], str(action), [str(reason) for reason in reasons]
 
 
 def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TableStream:
@@ -266,7 +254,7 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
         if not isinstance(told[name], types):  # type: ignore[arg-type]
             raise ValueError(name)
     scores = Prequential.restored(told["scores"], {name: tensors[name].numpy() for name in ("windows", "decayed")})
-    found = TableStream(stream, RowEncoder.restored(told["encoder"]), told["target"], told["kind"], scores=scores)
+    found = TableStream(stream, RowEncoder.rebuilt(told["encoder"]), told["target"], told["kind"], scores=scores)
     for name in _PLAIN:
         value = told[name]
         setattr(found, name, tuple(map(str, value)) if name in ("drop", "missing") else value)
@@ -274,8 +262,15 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
     found.identity = [[str(name), str(digest)] for name, digest in told["identity"]]
     found.learned = RowDigest({str(name): str(digest) for name, digest in told.get("learned", {}).items()})
     found.raised = [
-        Raised(int(row), None if when is None else float(when), float(surprise), *_texts(columns, action, reasons))
-        for row, when, surprise, columns, action, reasons in told["raised"]
+        Raised(
+            int(row),
+            None if when is None else float(when),
+            float(surprise),
+            [*map(str, columns)],
+            str(action),
+            [*map(str, why)],
+        )
+        for row, when, surprise, columns, action, why in told["raised"]
     ]
     fits = (
         LIKELIHOODS[found.kind] == stream.likelihood

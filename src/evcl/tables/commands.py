@@ -49,8 +49,7 @@ def open_source(
     """The reader for a file or an image folder. Images are scaled to the size of the model's first task."""
     dialect = dialect or Dialect()
     if model is not None:
-        missing = tuple(dict.fromkeys((*model.missing, *dialect.missing)))
-        dialect = replace(dialect, missing=missing, usual=model.usual)
+        dialect = replace(dialect.also(model.missing), usual=model.usual)
     try:
         if path.is_dir():
             size = None
@@ -110,7 +109,7 @@ def learn_file(model: Path, data: Path, asked: Learning) -> Learned:
             source = open_source(data, found, dialect=asked.dialect)
             rows = found.see(source, asked.drop, asked.unknown)
             rows.doubts = later_doubts(found, source, rows)
-            found.missing = tuple(dict.fromkeys((*found.missing, *asked.dialect.missing)))
+            found.missing = asked.dialect.also(found.missing).missing
         found.learner.to(asked.device)
         if asked.keep is not None:
             if found.numeric:

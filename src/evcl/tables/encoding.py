@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,9 @@ from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
 from evcl.tables.outside import Ends, TooFar
 from evcl.tables.source import Floats, Kind, Piece, Source, Unknown, Values, bad, listed, plural
-from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
+from evcl.tables.values import CYCLES, Where, as_text, circles, measured, numbers_of, seconds_of, spelt
 
 Inputs = NDArray[np.float32]
-DAY, YEAR = 86_400.0, 365.2425 * 86_400.0  # in seconds
-CYCLES = {"year": YEAR, "week": 7 * DAY, "day": DAY}
 
 
 @dataclass(frozen=True)
@@ -141,9 +139,8 @@ class Time:
         seconds = seconds_of(values, where)
         absent = np.isnan(seconds)
         out[:, 0] = (seconds - self.mean) / self.std
-        for i, cycle in enumerate(self.cycles):
-            angle = 2 * np.pi * (seconds % CYCLES[cycle]) / CYCLES[cycle]
-            out[:, 1 + 2 * i], out[:, 2 + 2 * i] = np.sin(angle), np.cos(angle)
+        for i, points in enumerate(circles(seconds, self.cycles), 1):
+            out[:, i] = points
         out[absent] = 0.0
         if self.missing:
             out[:, -1] = absent != self.lacked
@@ -158,11 +155,8 @@ class Missing:
     kind, inputs = "missing", 1
 
     def encode(self, values: Values, out: Inputs, where: Where) -> None:
-        if values.dtype == object:
-            out[:, 0] = [text is None for text in values]
-        else:
-            absent = np.isnat(values) if values.dtype.kind == "M" else np.isnan(numbers_of(values, where))
-            out[:, 0] = absent
+        texts = values.dtype == object
+        out[:, 0] = [text is None for text in values] if texts else np.isnan(measured(values, where))
 
 
 Part = Number | Category | Time | Missing | Beyond
@@ -263,12 +257,10 @@ class Encoder:
 
     def described(self) -> list[dict[str, Any]]:
         """Its parts as JSON. Fields without a value are left out, so that a part is written as it always was."""
-        found = []
-        for part in self.columns:
-            told = {"kind": part.kind, **asdict(part)}
-            defaults = {"seen": None, "limits": (None, None), "apart": False, "limit": None, "lacked": False}
-            found.append({key: value for key, value in told.items() if key not in defaults or value != defaults[key]})
-        return found
+        return [
+            {"kind": part.kind, **{f.name: v for f in fields(part) if (v := getattr(part, f.name)) != f.default}}
+            for part in self.columns
+        ]
 
     @staticmethod
     def rebuilt(saved: Sequence[Mapping[str, Any]]) -> Encoder:
@@ -315,36 +307,47 @@ def lacking(gone: Sequence[str], new: Sequence[str]) -> str:
     return f"{listed([repr(name) for name in gone])}, which the model learned from{more}"
 
 
+def _optional(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _pair(values: Iterable[Any]) -> tuple[float | None, float | None]:
+    low, high = map(_optional, values)
+    return low, high
+
+
+def _range(values: Iterable[Any]) -> tuple[float, float]:
+    low, high = map(float, values)
+    return low, high
+
+
+READERS: dict[str, Callable[[Any], object]] = {  # by the type of a field
+    "str": str,
+    "bool": bool,
+    "float": float,
+    "float | None": _optional,
+    "tuple[str, ...]": lambda values: tuple(map(str, values)),
+    "tuple[int, ...]": lambda values: tuple(map(int, values)),
+    "tuple[float, ...]": lambda values: tuple(map(float, values)),
+    "tuple[float | None, float | None]": _pair,
+    "tuple[float, float] | None": lambda values: None if values is None else _range(values),
+}
+
+
 def _rebuilt(one: Mapping[str, Any]) -> Part:
-    name = str(one["name"])
-    if one["kind"] == "category":
-        return Category(name, tuple(map(str, one["texts"])))
-    if one["kind"] == "missing":
-        return Missing(name)
-    if one["kind"] == "beyond":
-        limit = one.get("limit")
-        part = Beyond(name, float(one["start"]), float(one["std"]), None if limit is None else float(limit))
-        if not math.isfinite(part.start) or not 0 < abs(part.std) < math.inf:
-            raise EvclError(f"the scale of column {name!r} does not fit it")
-        return part
-    if one["kind"] == "time":
-        cycles = tuple(map(str, one["cycles"]))
-        time = Time(name, float(one["mean"]), float(one["std"]), cycles, bool(one["missing"]), bool(one.get("lacked")))
-        if not set(cycles) <= set(CYCLES) or not 0 < time.std < math.inf or not math.isfinite(time.mean):
-            raise EvclError(f"the scale of column {name!r} does not fit it")
-        return time
-    if one["kind"] != "number":
-        raise EvclError(f"column {name!r} has the unknown kind {one['kind']!r}")
-    shape = tuple(int(n) for n in one["shape"])
-    mean, std = (tuple(float(v) for v in one[key]) for key in ("mean", "std"))
-    seen: tuple[float, float] | None = None
-    if one.get("seen") is not None:
-        least, most = one["seen"]
-        seen = float(least), float(most)
-    low, high = (None if limit is None else float(limit) for limit in one.get("limits", (None, None)))
-    apart, lacked = bool(one.get("apart")), bool(one.get("lacked"))
-    number = Number(name, shape, mean, std, bool(one["missing"]), seen, (low, high), apart, lacked)
-    sizes = {1, math.prod(shape)}
-    if len(mean) not in sizes or len(std) not in sizes or not all(0 < v < math.inf for v in std):
-        raise EvclError(f"the scale of column {name!r} does not fit it")
-    return number
+    if one["kind"] not in PARTS:
+        raise EvclError(f"column {one['name']!r} has the unknown kind {one['kind']!r}")
+    made = PARTS[one["kind"]]
+    given = {field.name: READERS[str(field.type)](one[field.name]) for field in fields(made) if field.name in one}
+    part = made(**given)  # type: ignore[arg-type]
+    fits = True
+    if isinstance(part, Number):
+        sizes = {1, math.prod(part.shape)}
+        fits = len(part.mean) in sizes and len(part.std) in sizes and all(0 < v < math.inf for v in part.std)
+    elif isinstance(part, Beyond):
+        fits = math.isfinite(part.start) and 0 < abs(part.std) < math.inf
+    elif isinstance(part, Time):
+        fits = set(part.cycles) <= set(CYCLES) and 0 < part.std < math.inf and math.isfinite(part.mean)
+    if not fits:
+        raise EvclError(f"the scale of column {part.name!r} does not fit it")
+    return part

@@ -11,10 +11,10 @@ from shlex import quote
 import numpy as np
 
 from evcl._core.bounds import MOST_CATEGORIES, MOST_INPUTS
-from evcl.tables.encoding import CYCLES, DAY, YEAR, Beyond, Category, Encoder, Missing, Number, Part, Time
+from evcl.tables.encoding import Beyond, Category, Encoder, Missing, Number, Part, Time
 from evcl.tables.outside import MOST_FAR, Ends, Sample
 from evcl.tables.source import Floats, Piece, Source, Values, bad, listed
-from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
+from evcl.tables.values import CYCLES, DAY, YEAR, Moments, Where, as_text, measured, spelt
 
 DIGITS = re.compile(r"[\d\s./:,;+-]*\d[\d\s./:,;+-]*")  # with separators, or they would be a number
 HARDLY = 20  # a column of at least this many different texts should have two rows for each of them
@@ -87,8 +87,7 @@ class EncoderFitting:
         for piece in self._source.pieces(list(asked)) if asked else ():
             for name, ends in asked.items():
                 values, where = piece.columns[name], Where(path, piece, name)
-                numbers = seconds_of(values, where) if values.dtype.kind == "M" else numbers_of(values, where)
-                far = np.flatnonzero(ends.far(numbers))
+                far = np.flatnonzero(ends.far(measured(values, where)))
                 counts[name] += len(far)
                 if len(far):
                     value = f"{values[far[0]]:g}" if values.dtype.kind != "M" else values[far[0]]
@@ -223,7 +222,7 @@ class _Fit:
         self.texts: dict[str, None] = {}
         self.values, self.missing, self.full = 0, False, False  # rows with a value; whether some have none
         self.low, self.high = np.inf, -np.inf
-        self._count, self._mean, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._moments = Moments(shape)
         self._dates: tuple[set[int], set[int]] | None = None  # for dates, some of their weekdays and times of the day
         self._next: float | None = None  # what follows in a column that counts rows
         self._counts = True  # whether it does so far
@@ -233,17 +232,17 @@ class _Fit:
         if self._category or values.dtype == object:
             self._see_texts(values, where)
             return
+        numbers = measured(values, where)
         if values.dtype.kind == "M":
-            numbers = seconds_of(values, where)
             self._see_dates(numbers[~np.isnan(numbers)])
-        else:
-            numbers = numbers_of(values, where)
-            if not self._shape:
-                self._see_range(numbers)
+        elif not self._shape:
+            self._see_range(numbers)
         if not self._shape:
             self.numbers.see(numbers[~np.isnan(numbers)])
         with np.errstate(over="ignore", invalid="ignore"):  # `column` raises if the result is not finite
-            self._update(numbers)
+            there = self._moments.see(numbers)
+        self.missing |= not there.all()
+        self.values += int(there.reshape(len(there), -1).any(1).sum())
 
     def _see_texts(self, values: Values, where: Where) -> None:
         self._category = True
@@ -277,23 +276,10 @@ class _Fit:
             self._counts = len(there) == len(numbers) and bool((numbers == first + np.arange(len(numbers))).all())
             self._next = first + len(numbers)
 
-    def _update(self, numbers: Floats) -> None:
-        """Update the mean and the sum of squared deviations (Chan, Golub and LeVeque), without missing values."""
-        there = ~np.isnan(numbers)
-        self.missing |= not there.all()
-        self.values += int(there.reshape(len(there), -1).any(1).sum())
-        count = there.sum(0)
-        mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(count, 1)
-        squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
-        total = self._count + count
-        apart = mean - self._mean
-        self._mean = self._mean + apart * count / np.maximum(total, 1)
-        self._squares = self._squares + squares + apart**2 * self._count * count / np.maximum(total, 1)
-        self._count = total
-
     def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The means and standard deviations; 1 for a constant."""
-        count, mean, squares = (np.atleast_1d(a).reshape(-1) for a in (self._count, self._mean, self._squares))
+        of = self._moments
+        count, mean, squares = (np.atleast_1d(a).reshape(-1) for a in (of.count, of.mean, of.squares))
         if len(self._shape) > 1:  # one scale for all values
             middle = np.array([(count * mean).sum() / count.sum()])
             squares = np.array([(squares + count * (mean - middle) ** 2).sum()])

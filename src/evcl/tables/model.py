@@ -10,7 +10,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,8 @@ from evcl.tables.earlier import (
 )
 from evcl.tables.encoding import Encoder, Encoding, lacking
 from evcl.tables.fitting import EncoderFitting
-from evcl.tables.image_folder import FOLDER
-from evcl.tables.rows import LIKELIHOODS, Rows, read_rows, same_truth, targets_of
-from evcl.tables.source import Kind, Piece, Source, Target, Unknown, Values, absent, bad, listed
+from evcl.tables.rows import LIKELIHOODS, Rows, read_rows
+from evcl.tables.source import Kind, Source, Target, Unknown, absent, bad, listed
 from evcl.targets.scale import far_outside
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
@@ -224,37 +223,6 @@ class Model:
             measured["ece"] = expected_calibration_error(p_known, columns.numpy())
         return {**measured, "unfamiliar": far}
 
-    # --- prediction ------------------------------------------------------------------------------------------------
-
-    def predict(
-        self, source: Source, encoding: Encoding, task: str | None = None, beside: Collection[str] = ()
-    ) -> Iterator[tuple[Any, Values, Piece]]:
-        """Yield, piece by piece, the predictions, the targets in the file (see `targets_of`; None if it has none), and
-        the piece itself, which also has the columns `beside`.
-        """
-        own = FOLDER if source.images else str(self.target)
-        there = source.images or own in source.shapes
-        names = [name for name in self.encoder.names if name in source.shapes]
-        rows = 0
-        for piece in source.pieces({*names, *([own] if there else []), *beside}):
-            encoded = encoding(piece)
-            try:
-                found = self.learner.predictions(encoded, task)
-                if (near := encoding.near(encoded, piece)) is not encoded:
-                    found = self.learner.predictions(near, task)._replace(unfamiliar=found.unfamiliar)
-            except BadExample as error:
-                bad(source.path, piece.place(error.row), error.what)
-            given: Values = np.full(piece.rows, None)
-            if there:
-                given = targets_of(source, piece, own, "number" if self.numeric else "class")
-            if there and not self.numeric:
-                same = same_truth([label for label in set(given) if label is not None], self.labels)
-                given[:] = [same.get(label, label) for label in given]
-            yield found, given, piece
-            rows += piece.rows
-        if not rows:
-            bad(source.path, "it holds no rows")
-
     def check(self, source: Source, drop: Collection[str], unknown: Unknown) -> tuple[list[str], list[str], list[str]]:
         """The columns that a file lacks, those that are new, and what the user should know of both: errors if `unknown`
         is "error". It may also have the target and dropped columns. From here on, its columns are read as what the
@@ -342,7 +310,7 @@ def load_model(path: Path) -> Model:
         own = {name: file.get_tensor(name) for name in file.keys() if name.startswith(SUMMARY)}  # noqa: SIM118
     if saved is None:
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.load")
-    try:
+    with reading(path):
         if saved["format"] not in READ:
             raise EvclError(f"its table has format {saved['format']!r}, but this version of evcl reads 1 to {FORMAT}")
         labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
@@ -366,8 +334,4 @@ def load_model(path: Path) -> Model:
         learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # raises if the sizes do not match
         model.summaries = read_summaries(own, learner.tasks, model.encoder.inputs, len(labels))
         model.now = checked(saved.get("now", {}), learner.tasks)
-    except EvclError as error:
-        raise EvclError(f"cannot load {path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise EvclError(f"cannot load {path}: its table is damaged ({type(error).__name__} {error})") from error
     return model

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import BadExample, EvclError
 from evcl._core.files import write_atomically
-from evcl.learner import INFER, Numbers, Predictions
+from evcl.learner import INFER, Numbers
 from evcl.tables.asked import Predicting
 from evcl.tables.commands import open_source
-from evcl.tables.encoding import Encoding, Number
+from evcl.tables.encoding import Encoding
+from evcl.tables.image_folder import FOLDER
 from evcl.tables.model import Model, load_model
 from evcl.tables.output_file import STANDARD, Column, check_ending, writing
-from evcl.tables.source import Floats, Source, Values, bad, plural
+from evcl.tables.rows import present, same_truth, targets_of
+from evcl.tables.source import Floats, Piece, Source, Values, bad, plural
+
+
+class Batch(NamedTuple):
+    """Some rows that are predicted."""
+
+    piece: Piece
+    columns: Mapping[str, Column]  # what is written of the predictions
+    given: Values  # the targets in the file (see `targets_of`); if it has none, all are missing
+    # Of each row entropy or, of numbers, std and the ends of the interval; of some models epistemic and unfamiliar
+    measures: Mapping[str, Floats]
+    mean: Floats | None = None  # of numbers
 
 
 @dataclass
@@ -34,40 +47,50 @@ class Predicted:
     std: float | None = None  # of numbers: the mean standard deviation; None: the model predicts classes
     squares: float = 0.0  # of numbers: the mean squared error
     inside: int = 0  # of numbers: how many are within their 95% interval
-    lost: int = 0  # of numbers: how many have an epistemic deviation above that of the target
     read: list[str] = field(default_factory=list)  # how the file was read
     notes: list[str] = field(default_factory=list)  # what the user should know of it
 
-    def add(self, found: Predictions, labels: Sequence[Any], given: Values) -> None:
+    def add(self, batch: Batch) -> None:
         """Count some rows. The means are sums until `end`."""
-        self.rows += len(given)
-        self.labelled += sum(label is not None for label in given)
-        self.right += sum(ours == label for ours, label in zip(labels, given, strict=True))
-        self.entropy += float(found.entropy.sum(dtype=float))
-        self.epistemic += float(found.epistemic.sum(dtype=float))
-        if self.unfamiliar is not None and found.unfamiliar is not None:
-            self.unfamiliar += float(found.unfamiliar.sum(dtype=float))
-
-    def add_numbers(self, found: Numbers, given: Values, deviation: float) -> None:
-        """Count some rows of numbers. NaN and None are missing. `deviation`: of the target, as it was learned."""
-        true = np.asarray(given, dtype=float)
-        there = ~np.isnan(true)
-        low, high = found.interval(0.95)
-        self.rows += len(true)
+        self.rows += batch.piece.rows
+        for name in ("entropy", "epistemic", "unfamiliar", "std"):
+            if name in batch.measures:
+                setattr(self, name, (getattr(self, name) or 0.0) + float(batch.measures[name].sum(dtype=float)))
+        if batch.mean is None:
+            self.labelled += int(present(batch.given).sum())
+            self.right += int((np.asarray(batch.columns["prediction"].values) == batch.given).sum())
+            return
+        true = np.asarray(batch.given, dtype=float)
+        there = present(true)
         self.labelled += int(there.sum())
-        self.squares += float(np.square(true - found.mean)[there].sum())
-        self.inside += int(((low <= true) & (true <= high)).sum())
-        self.std = (self.std or 0.0) + float(found.std.sum())
-        self.epistemic += float(found.epistemic.sum())
-        self.lost += int((found.epistemic > deviation).sum())
-        if self.unfamiliar is not None and found.unfamiliar is not None:
-            self.unfamiliar += float(found.unfamiliar.sum(dtype=float))
+        self.squares += float(np.square(true - batch.mean)[there].sum())
+        self.inside += int(((batch.measures["low_95"] <= true) & (true <= batch.measures["high_95"])).sum())
 
     def end(self) -> None:
-        self.entropy, self.epistemic = self.entropy / self.rows, self.epistemic / self.rows
-        self.std = None if self.std is None else self.std / self.rows
+        for name in ("entropy", "epistemic", "unfamiliar", "std"):
+            total = getattr(self, name)
+            setattr(self, name, None if total is None else total / self.rows)
         self.squares /= max(1, self.labelled)
-        self.unfamiliar = None if self.unfamiliar is None else self.unfamiliar / self.rows
+
+
+class Predictor(Protocol):
+    """Predicts the rows of one file: `columns` are those that the model learned from, and `numbers` those of them that
+    hold numbers.
+    """
+
+    source: Source
+    target: str
+    columns: list[str]
+    numbers: list[str]
+
+    def batches(self, names: Collection[str]) -> Iterator[Batch]:
+        """The predictions, piece by piece. The pieces also have the columns `names`."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know."""
+        ...
 
 
 def predict(model: Path, data: Path, out: Path, **options: Any) -> Predicted:
@@ -84,104 +107,52 @@ def predict_file(model: Path, data: Path, out: Path, asked: Predicting) -> Predi
     check_ending(out)
     found = load_model(model)
     found.learner.to(asked.device)
-    source, task = open_source(data, found, dialect=asked.dialect), asked.task
-    *_, notes = found.check(source, asked.drop, asked.unknown)
-    known = {*found.encoder.names, found.target}
-    source.expect({name: "text" for name in source.shapes if name not in known})  # these are written as they are
-    learner, total = found.learner, Predicted()
-    if task is None:
-        if found.numeric and len(learner.heads) > 1:
-            raise EvclError(f"there are {len(learner.heads)} heads: choose one with --task, {', '.join(learner.heads)}")
-        task = INFER if len(learner.heads) > 1 else learner.tasks[0]
-    total.unfamiliar = 0.0 if learner.knows_unfamiliar else None
-    for other in (model, data):
+    return write_predictions(_OfTasks(found, data, asked), model, out, asked)
+
+
+def write_predictions(predictor: Predictor, model: Path, out: Path, asked: Predicting) -> Predicted:
+    """Write the predictions of a file, each row beside its own columns."""
+    source, total = predictor.source, Predicted()
+    for other in (model, source.path):
         if out != STANDARD and other.exists() and out.exists() and out.samefile(other):
             raise EvclError(f"--out {out} would overwrite a file that is read")
-    beside = _beside(found, source, asked.keys)
-    read = {*found.encoder.names, *([found.target] if found.numeric else [])}
-    source.expect({name: "text" for name in beside if name not in read})  # 007 stays 007
-    deviation = max(float(line.get("deviation", math.inf)) for line in found.history)
-    numeric = {column.name for column in found.encoder.columns if isinstance(column, Number)}
-    encoding = Encoding(found.encoder, source, asked.unknown)
+    beside = _beside(predictor, asked.keys)
 
     def write(into: Path) -> None:
         with writing(out, into, asked.keep_formulas) as writer:
-            for predictions, given, piece in found.predict(source, encoding, task, beside):
-                ours = prediction_columns(found, predictions, task)
-                if twice := [name for name in beside if name in ours]:
+            for batch in predictor.batches(beside):
+                if twice := [name for name in beside if name in batch.columns]:
                     fix = "--key chooses columns, --only-predictions leaves all out"
-                    bad(data, f"it has a column {twice[0]!r}, and so have the predictions; {fix}")
-                own = {name: Column(source.written(piece, name), number=name in numeric) for name in beside}
+                    bad(source.path, f"it has a column {twice[0]!r}, and so have the predictions; {fix}")
+                piece = batch.piece
+                own = {name: Column(source.written(piece, name), number=name in predictor.numbers) for name in beside}
                 place = {"file": Column([piece.place(i) for i in range(piece.rows)])} if source.images else {}
-                writer.write({**place, **own, **ours})
-                if found.numeric:
-                    total.add_numbers(predictions, given, deviation)
-                else:
-                    total.add(predictions, list(ours["prediction"].values), given)
+                writer.write({**place, **own, **batch.columns})
+                total.add(batch)
+        if not total.rows:
+            bad(source.path, "it holds no rows")
 
-    if out == STANDARD:
-        write(out)
-    else:
-        write_atomically(out, write)
+    write(out) if out == STANDARD else write_atomically(out, write)
     total.end()
-    total.read, total.notes = [] if source.told is None else [source.told], notes + encoding.notes
-    if total.lost:
-        rows = f"{total.lost:,} of {plural(total.rows, 'row')} {'is' if total.lost == 1 else 'are'}"
-        what = f"such predictions mean little (epistemic above {deviation:.4g}, the deviation of {found.target})"
-        total.notes.append(f"{rows} unlike the training rows: {what}")
+    total.read, total.notes = [] if source.told is None else [source.told], predictor.notes
     return total
 
 
-def prediction_columns(model: Model, found: Any, task: str) -> Mapping[str, Column]:
-    """The columns of a prediction, for some rows. What they are depends on what the model predicts."""
-    if model.numeric:
-        return _number_columns(found)
-    labels = [model.labels[code] for code in found.labels.tolist()]
-    classes = [model.labels[int(code)] for code in model.learner.classes(task)]
-    columns = {"prediction": Column(np.array(labels, dtype=object))}
-    columns |= {f"probability_{label}": Column(found.probabilities[:, i], 6) for i, label in enumerate(classes)}
-    columns["entropy"] = Column(found.entropy, 6)
-    columns["epistemic"] = Column(np.maximum(found.epistemic, 0), 6)
-    if found.unfamiliar is not None:
-        columns["unfamiliar"] = Column(found.unfamiliar, 3)
-    if task == INFER:
-        columns["task"] = Column(found.tasks.astype(object))
-    return columns
-
-
-def _number_columns(found: Numbers) -> dict[str, Column]:
-    """The columns of predictions of numbers or counts."""
-    low, high = found.interval(0.95)
-    columns = {"prediction": found.mean, "std": found.std, "low_95": low, "high_95": high, "epistemic": found.epistemic}
-    written = {name: Column(_rounded(np.asarray(values, dtype=float), found.std)) for name, values in columns.items()}
-    if found.unfamiliar is not None:
-        written["unfamiliar"] = Column(found.unfamiliar, 3)
-    return written
-
-
-def _rounded(values: Floats, std: Any) -> Floats:
-    """Numbers with 7 significant digits, and at least 3 of those that their standard deviations have."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        more = np.ceil(np.log10(np.abs(values) / np.asarray(std, dtype=float))) + 3
-    digits = np.clip(np.nan_to_num(more, nan=7, posinf=7, neginf=7), 7, 17).astype(int)
-    pairs = zip(values.tolist(), digits.tolist(), strict=True)
-    return np.array([float(f"{value:.{count}g}") for value, count in pairs])
-
-
-def _beside(model: Model, source: Source, keys: Sequence[str] | None) -> list[str]:
+def _beside(predictor: Predictor, keys: Sequence[str] | None) -> list[str]:
     """The file's columns that are written beside the predictions: all, or the keys."""
+    source = predictor.source
     if source.images:
         if keys:
             raise EvclError("--key is for tables: predictions of images begin with the name of the file")
         return []
-    for name in keys or ():
-        if source.shapes.get(name) != ():
-            has = ", ".join(repr(one) for one, shape in list(source.shapes.items())[:8] if shape == ())
-            bad(source.path, f"there is no column {name!r} to use as a key; it has {has or 'only arrays'}")
     plain = [name for name, shape in source.shapes.items() if shape == ()]
+    for name in keys or ():
+        if name not in plain:
+            has = ", ".join(map(repr, [one for one in [*source.shapes][:8] if one in plain]))
+            bad(source.path, f"there is no column {name!r} to use as a key; it has {has or 'only arrays'}")
     if keys is not None:
         return [name for name in plain if name in keys]
-    read = {*model.encoder.names, model.target}
+    read = {*predictor.columns, predictor.target}
     return [name for name in plain if name in read or _readable(source, name)]
 
 
@@ -194,3 +165,86 @@ def _readable(source: Source, name: str) -> bool:
     except EvclError:
         return False
     return True
+
+
+class _OfTasks:
+    """Predictions of a model of `evcl learn`."""
+
+    def __init__(self, model: Model, data: Path, asked: Predicting) -> None:
+        self.model, self.source = model, open_source(data, model, dialect=asked.dialect)
+        *_, self._notes = model.check(self.source, asked.drop, asked.unknown)
+        self.target, shapes = FOLDER if self.source.images else str(model.target), self.source.shapes
+        known = {*model.encoder.names, self.target}
+        self.source.expect({name: "text" for name in shapes if name not in known})  # these are written as they are
+        self.columns = [name for name in model.encoder.names if name in shapes]
+        self.numbers = [name for name, kind in model.encoder.kinds().items() if kind == "number"]
+        heads = model.learner.heads
+        if asked.task is None and model.numeric and len(heads) > 1:
+            raise EvclError(f"there are {len(heads)} heads: choose one with --task, {', '.join(heads)}")
+        self.task = asked.task or (INFER if len(heads) > 1 else model.learner.tasks[0])
+        self.encoding = Encoding(model.encoder, self.source, asked.unknown)
+        self.deviation = max(float(line.get("deviation", math.inf)) for line in model.history)
+        self.rows = self.lost = 0  # rows whose epistemic deviation is above that of the target
+
+    def batches(self, names: Collection[str]) -> Iterator[Batch]:
+        model, source = self.model, self.source
+        there = source.images or self.target in source.shapes
+        for piece in source.pieces({*self.columns, *([self.target] if there else []), *names}):
+            encoded = self.encoding(piece)
+            try:
+                found = model.learner.predictions(encoded, self.task)
+                if (near := self.encoding.near(encoded, piece)) is not encoded:
+                    found = model.learner.predictions(near, self.task)._replace(unfamiliar=found.unfamiliar)
+            except BadExample as error:
+                bad(source.path, piece.place(error.row), error.what)
+            given: Values = np.full(piece.rows, None)
+            if there:
+                given = targets_of(source, piece, self.target, model.kind)
+            if there and not model.numeric:
+                same = same_truth([label for label in set(given) if label is not None], model.labels)
+                given[:] = [same.get(label, label) for label in given]
+            yield self._numbers(found, given, piece) if model.numeric else self._classes(found, given, piece)
+
+    def _classes(self, found: Any, given: Values, piece: Piece) -> Batch:
+        model = self.model
+        labels = [model.labels[code] for code in found.labels.tolist()]
+        classes = [model.labels[int(code)] for code in model.learner.classes(self.task)]
+        columns = {"prediction": Column(np.array(labels, dtype=object))}
+        columns |= {f"probability_{label}": Column(found.probabilities[:, i], 6) for i, label in enumerate(classes)}
+        columns["entropy"] = Column(found.entropy, 6)
+        columns["epistemic"] = Column(np.maximum(found.epistemic, 0), 6)
+        measures = {"entropy": found.entropy, "epistemic": found.epistemic}
+        if found.unfamiliar is not None:
+            columns["unfamiliar"], measures["unfamiliar"] = Column(found.unfamiliar, 3), found.unfamiliar
+        if self.task == INFER:
+            columns["task"] = Column(found.tasks.astype(object))
+        return Batch(piece, columns, given, measures)
+
+    def _numbers(self, found: Numbers, given: Values, piece: Piece) -> Batch:
+        low, high = found.interval(0.95)
+        measures = {"std": found.std, "low_95": low, "high_95": high, "epistemic": found.epistemic}
+        values = {"prediction": found.mean, **measures}
+        columns = {name: Column(_rounded(np.asarray(some, dtype=float), found.std)) for name, some in values.items()}
+        if found.unfamiliar is not None:
+            columns["unfamiliar"], measures["unfamiliar"] = Column(found.unfamiliar, 3), found.unfamiliar
+        self.rows += piece.rows
+        self.lost += int((found.epistemic > self.deviation).sum())
+        return Batch(piece, columns, given, measures, found.mean)
+
+    @property
+    def notes(self) -> list[str]:
+        found = [*self._notes, *self.encoding.notes]
+        if self.lost:
+            rows = f"{self.lost:,} of {plural(self.rows, 'row')} {'is' if self.lost == 1 else 'are'}"
+            above = f"epistemic above {self.deviation:.4g}, the deviation of {self.target}"
+            found.append(f"{rows} unlike the training rows: such predictions mean little ({above})")
+        return found
+
+
+def _rounded(values: Floats, std: Any) -> Floats:
+    """Numbers with 7 significant digits, and at least 3 of those that their standard deviations have."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        more = np.ceil(np.log10(np.abs(values) / np.asarray(std, dtype=float))) + 3
+    digits = np.clip(np.nan_to_num(more, nan=7, posinf=7, neginf=7), 7, 17).astype(int)
+    pairs = zip(values.tolist(), digits.tolist(), strict=True)
+    return np.array([float(f"{value:.{count}g}") for value, count in pairs])

@@ -36,11 +36,20 @@ def check_kind(kind: str) -> Target:
     return kind
 
 
-def check_target(source: Source, target: str) -> None:
-    """Raise if a file has no such column."""
-    if target not in source.shapes:
-        has = ", ".join(map(repr, list(source.shapes)[:8]))
-        bad(source.path, f"there is no column {target!r}, the target; it has {has}")
+def check_there(source: Source, name: str, what: str) -> None:
+    """Raise if a file has no such column. `what` it is: the target, for example."""
+    if name not in source.shapes:
+        bad(
+            source.path, f"there is no column {name!r}, the {what}; it has {', '.join(map(repr, [*source.shapes][:8]))}"
+        )
+
+
+def check_classes(source: Source, target: str, count: int) -> None:
+    """Raise if these are too many different labels."""
+    if count > MOST_CLASSES:
+        fix = "" if source.images else "; --kind number or --kind count learns a number"
+        what = f"more than {MOST_CLASSES:,} different labels are too many classes{fix}"
+        bad(source.path, f"column {target!r}", what)
 
 
 def targets_of(source: Source, piece: Piece, column: str, kind: Target) -> Values:
@@ -173,7 +182,7 @@ def read_rows(
     """Read a file's targets in one pass, and fit the encoder in the same pass. `known`: the labels learned so far."""
     own = FOLDER if source.images else str(target)
     if not source.images:
-        check_target(source, own)
+        check_there(source, own, "target")
     place: dict[str, int] = {}
     values: list[Values] = []
     labelled = Labelled()
@@ -189,10 +198,7 @@ def read_rows(
         if kind == "class":
             targets = np.array([place.setdefault(label, len(place)) for label in targets], dtype=np.int64)
         values.append(targets)
-        if len(place) > MOST_CLASSES:
-            fix = "" if source.images else "; --kind number or --kind count learns a number"
-            what = f"more than {MOST_CLASSES:,} different labels are too many classes{fix}"
-            bad(source.path, f"column {own!r}", what)
+        check_classes(source, own, len(place))
     labelled.check(source, own)
     found = torch.from_numpy(np.concatenate(values))
     same = same_truth(list(place), known)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -39,6 +39,10 @@ class Dialect:
     query: str | None = None  # SQL, for a database
     # How earlier files were read, where this one could be read in two ways: decimal sign, day first
     usual: tuple[str | None, bool | None] = (None, None)
+
+    def also(self, missing: Sequence[str]) -> Dialect:
+        """With more texts that mean a missing value: those that a model has learned."""
+        return replace(self, missing=tuple(dict.fromkeys((*missing, *self.missing))))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -13,7 +13,10 @@ import numpy as np
 
 from evcl._core.errors import EvclError
 from evcl.tables.outside import Ends
-from evcl.tables.source import INEXACT, WHOLE, Floats, Piece, Values, as_number, bad
+from evcl.tables.source import INEXACT, WHOLE, Bools, Floats, Piece, Values, as_number, bad
+
+DAY, YEAR = 86_400.0, 365.2425 * 86_400.0  # in seconds
+CYCLES = {"year": YEAR, "week": 7 * DAY, "day": DAY}
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,37 @@ def seconds_of(values: Values, where: Where) -> Floats:
     whole = np.where(absent, np.datetime64(0, "us"), values).astype("datetime64[us]").astype(np.int64)
     found: Floats = np.where(absent, np.nan, whole / 1e6)
     return found if where.ends is None else where.ends.limited(found)
+
+
+def measured(values: Values, where: Where) -> Floats:
+    """Numbers as they are, and dates as seconds since 1970 (NaN: missing)."""
+    return seconds_of(values, where) if values.dtype.kind == "M" else numbers_of(values, where)
+
+
+def circles(seconds: Floats, cycles: Iterable[str]) -> Iterator[Floats]:
+    """A sine and a cosine for each of these cycles."""
+    for cycle in cycles:
+        angle = 2 * np.pi * (seconds % CYCLES[cycle]) / CYCLES[cycle]
+        yield np.sin(angle)
+        yield np.cos(angle)
+
+
+class Moments:
+    """The mean and the sum of squared deviations of numbers so far (Chan, Golub and LeVeque), without missing ones."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.count, self.mean, self.squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+
+    def see(self, numbers: Floats) -> Bools:
+        """The next numbers [n, *shape]; returns which of them are there."""
+        there = ~np.isnan(numbers)
+        count = there.sum(0)
+        mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(count, 1)
+        squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
+        total, apart = self.count + count, mean - self.mean
+        self.squares = self.squares + squares + apart**2 * self.count * count / np.maximum(total, 1)
+        self.mean, self.count = self.mean + apart * count / np.maximum(total, 1), total
+        return there
 
 
 class Fraction(EvclError):

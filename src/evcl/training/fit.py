@@ -14,7 +14,7 @@ from evcl._core.randomness import Noise, Purpose, generator
 from evcl._core.ranks import check_batch
 from evcl._core.settings import Settings
 from evcl.methods import Fit, Fitted, Round, TaskData, shuffled
-from evcl.methods.memory import narrowed
+from evcl.methods.memories import narrowed
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import LayerNames, find_chain, padded
 from evcl.nn.norms import BatchNorm

@@ -1,4 +1,4 @@
-"""Convert distillation losses to the form that a chain computes in its own pass: see `Lessons` in nn/lessons.py."""
+"""Convert distillation losses to the form that a chain computes in its own pass: see `Lessons` in nn/chain.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evcl.methods import Loss
-from evcl.nn.lessons import Lessons
+from evcl.nn.chain import Lessons
 from evcl.training.data import Pool
 
 

@@ -22,9 +22,8 @@ from evcl._core.forms import widened
 from evcl._core.randomness import Noise, Purpose, generator, weights_of
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided, stack
-from evcl.methods import Fitted, Learned, Method, Model, Round, TaskData, for_settings, packing
-from evcl.methods import memory as memories
-from evcl.methods.memory import Fresh, with_examples
+from evcl.methods import Fitted, Learned, Method, Model, Round, TaskData, for_settings, memories, packing
+from evcl.methods.memories import Fresh, hows, with_examples
 from evcl.methods.method import Asked, Newcomer
 from evcl.nn import (
     BayesianNetwork,
@@ -418,7 +417,7 @@ class Run:
         """
         memory, mean = self.memory, self.network.posterior.mean
         method = for_settings(method, settings)
-        now, before = (memories.hows(one).keys() for one in (method.memory, memory))
+        now, before = (hows(one).keys() for one in (method.memory, memory))
         if now != before and "inner" in before and "inner" not in now:
             memory = memory.inner
         elif now != before:

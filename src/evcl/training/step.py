@@ -15,8 +15,7 @@ from evcl._core.randomness import Noise, PartNoise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings
 from evcl.methods import Fit, Gradients, LogitLoss, Loss, collapse
-from evcl.methods.method import begin_tracker
-from evcl.methods.terms import add_gradients, term_name
+from evcl.methods.applied import add_gradients, begin_tracker, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Part
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.nn.film import scale_and_shift

@@ -17,7 +17,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
 from evcl.methods import TaskData
-from evcl.methods.memory import rescaled
+from evcl.methods.memories import rescaled
 from evcl.nn import head_names
 from evcl.targets.scale import Scale, first_scale
 

@@ -1,4 +1,4 @@
-"""A method with what its settings add: coresets, or a memory of examples."""
+"""All methods by name: which targets each can learn, and what settings add to it: coresets, or a memory of examples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,45 @@ from dataclasses import replace
 from typing import Any
 
 from evcl._core.errors import EvclError
+from evcl._core.registry import Registry
 from evcl._core.settings import Setting, Settings
 from evcl.methods.method import Method
+from evcl.targets import Likelihood
+
+
+def check_targets(method: Method, settings: Settings, likelihood: Likelihood) -> None:
+    """Refuse a method, or settings of it, that cannot learn targets of this likelihood."""
+    if likelihood.softmax:
+        return
+    why = method.only_classes
+    if not why and settings.get("memory"):
+        if "memory" not in method.known_settings:  # it was added to a method that needs none
+            raise EvclError(f"a memory keeps rows by class: leave memory out for {likelihood.name} targets")
+        if not likelihood.keeps_rows or method.kept_as == "evidence":
+            why = "its memory keeps equally many rows of each class"
+    if not why and settings.get("importance") == "kfac":
+        why = "Kronecker factors are measured on class probabilities"
+    if why:
+        raise EvclError(f"{method.name} learns classes only: {why}. For {likelihood.name} targets use evcl, vcl or ewc")
+
+
+METHODS: Registry[Method] = Registry("method")
+"""All methods, by name."""
+
+
+def register(method: Method, *, overwrite: bool = False) -> Method:
+    """Register a method of your own. It then works in `evcl run`, in `Learner` and in the contract tests."""
+    if not isinstance(method, Method):
+        raise EvclError(
+            f"register takes an evcl.methods.Method, not {type(method).__name__}; see docs/own-method.md for an example"
+        )
+    METHODS.add(method.name, method, overwrite=overwrite)
+    return method
+
+
+def get(method: str | Method) -> Method:
+    """Return the method of this name, or `method` itself if it is a Method."""
+    return method if isinstance(method, Method) else METHODS[method]
 
 
 def known_settings(method: Method, given: Mapping[str, Any]) -> dict[str, Setting]:

@@ -1,0 +1,257 @@
+"""What the engine does with a method's memory: fields are handled as they declare, and none is known by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from evcl import posterior
+from evcl._core.errors import EvclError
+from evcl._core.settings import Settings
+from evcl.methods.data import TaskData
+from evcl.methods.memory import HOW, Another, ByKey, KeptExamples, Model, PerWeight, Start
+from evcl.nn import Gaussian, Layout
+from evcl.posterior import Extending
+
+M = TypeVar("M")
+
+
+# --- walking over values ---------------------------------------------------------------------------------------------
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nested structure with `change` applied to every tensor."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, posterior.Gaussian):
+        return value.map(change, value.layout)
+    if isinstance(value, Mapping):
+        return {key: mapped(one, change) for key, one in value.items()}
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return type(value)(mapped(one, change) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
+        return replace(value, **{name: mapped(one, change) for name, one in own.items()})
+    return value
+
+
+def narrowed(term: M, layout: Layout, part: Layout) -> M:
+    """Restrict a term over all weights to the weights of `part`, by gathering its tensors of shape [R, P] and [P]."""
+    if not is_dataclass(term):
+        raise EvclError(
+            f"a term must be a dataclass, so that it can be narrowed to the weights of a fit; {term!r} is not"
+        )
+
+    def gather(tensor: Tensor) -> Tensor:
+        whole = tensor.dim() in (1, 2) and tensor.shape[-1] == layout.size
+        return layout.gather(tensor, part) if whole else tensor
+
+    found: M = mapped(term, gather)
+    return found
+
+
+def hows(memory: Any) -> dict[str, Any]:
+    """How each field of a memory, or of a memory class, is stored; None marks a field that is itself a memory."""
+    return {one.name: one.metadata.get(HOW) for one in fields(memory)}
+
+
+def each(memory: M, change: Callable[[Any, Any], Any]) -> M:
+    """Replace every field's value v, stored as h, by change(h, v), in inner memories too."""
+    found: M = replace(  # type: ignore[type-var]
+        memory,
+        **{
+            name: each(getattr(memory, name), change) if how is None else change(how, getattr(memory, name))
+            for name, how in hows(memory).items()
+        },
+    )
+    return found
+
+
+# --- what the engine does with a memory -------------------------------------------------------------------------------
+
+
+class Fresh(NamedTuple):
+    """The initial prior and posterior of untrained weights, over a whole layout."""
+
+    prior: Gaussian
+    posterior: Gaussian
+
+    def of(self, start: Start, kind: type) -> Any:
+        """The initial value that `start` names, as a Gaussian or as a tensor."""
+        gaussian = self.posterior if start == "posterior" else self.prior
+        if kind is Gaussian:
+            return gaussian
+        return torch.zeros_like(gaussian.mean) if start == "zero" else gaussian.mean
+
+
+def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) -> M:
+    """The memory before the first task. `another(field, make)` makes a second network."""
+    values: dict[str, Any] = {}
+    for one in fields(cls):  # type: ignore[arg-type]
+        how = one.metadata.get(HOW)
+        if how is None:
+            values[one.name] = initial(_class_of(cls, one.name), fresh, another)
+        elif isinstance(how, Another):
+            values[one.name] = another(one.name, how.make)
+        elif isinstance(how, PerWeight):
+            several = how.kind in (tuple, dict)
+            values[one.name] = how.kind() if several else mapped(fresh.of(how.start, how.kind), Tensor.clone)
+    return cls(**values)
+
+
+def _class_of(cls: type, name: str) -> Any:
+    """The class of a field that is itself a memory; its annotation may be a string."""
+    try:
+        found = get_type_hints(cls)[name]
+    except NameError as error:
+        raise EvclError(
+            f"memory field {name!r}: {error}; define its class at module level, beside the memory's"
+        ) from None
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise EvclError(f"memory field {name!r} must declare how it is stored: per_weight(), per_layer(), ...")
+    return found
+
+
+def relaid(memory: M, extended: Extending, fresh: Fresh, grown: Callable[[Model], Model]) -> M:
+    """Move the memory to a layout with added weights, which start as their field declares. `extended` moves a buffer
+    there (see `Layout.extending`), and `grown` a second network.
+    """
+
+    def change(how: Any, value: Any) -> Any:
+        if isinstance(how, Another):
+            return grown(value)
+        return _weights(how, value, fresh, extended) if isinstance(how, PerWeight) else value
+
+    return each(memory, change)
+
+
+def with_inputs(memory: M, count: int) -> M:
+    """The memory for a network with this many more inputs, which were 0 in all rows so far; `relaid` adds the weights.
+
+    A memory with tensors that depend on the number of inputs has a method `with_inputs(count)`, or is refused.
+    """
+    if hasattr(memory, "with_inputs"):
+        found: M = memory.with_inputs(count)
+        return found
+    values: dict[str, Any] = {}
+    for name, how in hows(memory).items():
+        value = getattr(memory, name)
+        if how is None:
+            values[name] = with_inputs(value, count)
+        elif isinstance(how, KeptExamples):
+            if any(task.x.dim() != 3 for task in value):
+                raise EvclError("its examples are not rows of numbers")
+            values[name] = tuple(replace(task, x=pad(task.x, (0, count))) for task in value)
+        elif isinstance(how, Another) or (isinstance(how, ByKey) and how.inputs and value):
+            raise EvclError(f"what it remembers as {name!r} depends on the number of inputs")
+    return replace(memory, **values)  # type: ignore[type-var]
+
+
+def _weights(how: PerWeight, value: Any, fresh: Fresh, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return fill(value, fresh.of(how.start, Tensor))
+    if isinstance(value, posterior.Gaussian):
+        start = fresh.of(how.start, Gaussian)
+        log_std = None if value.log_std is None else fill(value.log_std, start.log_std)
+        return Gaussian(fill(value.mean, start.mean), log_std)
+    if isinstance(value, Mapping):
+        return {key: _weights(how, one, fresh, fill) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_weights(how, one, fresh, fill) for one in value)
+    return value
+
+
+def kept_examples(memory: Any) -> list[TaskData]:
+    """All examples that a memory keeps, in any of its fields."""
+    return [task for kept in _stored_as(KeptExamples, memory) for task in kept]
+
+
+def with_models(memory: M, change: Callable[[Model], Model]) -> M:
+    """The memory with its second networks changed."""
+    return each(memory, lambda how, value: change(value) if isinstance(how, Another) else value)
+
+
+def with_examples(memory: M, change: Callable[[TaskData], TaskData]) -> M:
+    """The memory with each task's kept examples changed."""
+    return each(memory, lambda how, value: tuple(map(change, value)) if isinstance(how, KeptExamples) else value)
+
+
+def _declared(cls: type) -> Iterator[Any]:
+    """How each field of a memory of this class is stored, those of inner memories too."""
+    for name, how in hows(cls).items():
+        if how is None:
+            yield from _declared(_class_of(cls, name))
+        else:
+            yield how
+
+
+def keeps_examples(cls: type) -> bool:
+    """Whether a memory of this class has room for examples of earlier tasks."""
+    return any(isinstance(how, KeptExamples) for how in _declared(cls))
+
+
+def has_models(cls: type) -> bool:
+    """Whether a memory of this class has second networks."""
+    return any(isinstance(how, Another) for how in _declared(cls))
+
+
+def lasting(cls: type, s: Settings) -> str:
+    """What a memory of this class, with these settings, cannot start anew for some of the weights; empty: nothing.
+
+    A memory that has such a thing says so in a static method `lasting(s)`.
+    """
+    own = cls.lasting(s) if hasattr(cls, "lasting") else ""
+    parts = (lasting(_class_of(cls, name), s) for name, how in hows(cls).items() if how is None)
+    return next(filter(None, (own, *parts)), "")
+
+
+def copies_network(cls: type) -> bool:
+    """Whether a memory of this class has a second network that is made from the layers of the user's."""
+    return any(isinstance(how, Another) and how.make is not None for how in _declared(cls))
+
+
+def models(memory: Any) -> list[Model]:
+    """The second networks of a memory."""
+    return _stored_as(Another, memory)
+
+
+def _stored_as(kind: type, memory: Any) -> list[Any]:
+    """The values of all fields stored as `kind`, in inner memories too."""
+    found: list[Any] = []
+    for name, how in hows(memory).items():
+        value = getattr(memory, name)
+        found += _stored_as(kind, value) if how is None else [value] if isinstance(how, kind) else []
+    return found
+
+
+def rescaled(
+    q: Gaussian, memory: M, factor: Tensor, shift: Tensor, change: Callable[[TaskData], TaskData]
+) -> tuple[Gaussian, M]:
+    """A posterior and a memory after each weight w, [1, P] of them, has become factor * w + shift: means and standard
+    deviations follow, importances, which are squares of gradients, are divided by factor^2, and `change` does what it
+    must to kept examples.
+    """
+
+    def weights(how: PerWeight, value: Any) -> Any:
+        if isinstance(value, posterior.Gaussian):
+            log_std = None if value.log_std is None else value.log_std + factor.log()
+            return Gaussian(factor * value.mean + shift, log_std, value.layout)
+        if isinstance(value, Mapping):
+            return {key: weights(how, one) for key, one in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)(weights(how, one) for one in value)
+        if how.start != "zero":  # values of weights
+            return factor * value + shift
+        return value if how.high == 1 else value / factor.square()  # or marks of weights
+
+    def one(how: Any, value: Any) -> Any:
+        if isinstance(how, PerWeight):
+            return weights(how, value)
+        return tuple(map(change, value)) if isinstance(how, KeptExamples) else value
+
+    return weights(PerWeight(Gaussian, "posterior", 0, 0), q), each(memory, one)
