@@ -17,7 +17,7 @@ from evcl.callbacks import Epoch
 from evcl.callbacks.logs import COLUMNS, CsvLog, Log
 from evcl.methods import METHODS
 from evcl.training import Run, learn_stream
-from evcl.training.history import History
+from evcl.training.observer import History
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = np.arange(60) % 2

@@ -474,7 +474,7 @@ class Learner:
 
     def truncated(self, layer: str, rank: float) -> Learner:
         """A copy of the learner, with a layer of lower rank: see `evcl.nn.truncate`."""
-        from evcl.learner.truncation import truncated
+        from evcl.learner.derived import truncated
 
         return truncated(self, layer, rank)
 
@@ -483,7 +483,7 @@ class Learner:
         in which they are 0, as if they had always been there, predictions stay the same. The weights of a new input
         start at their prior. It is on the same device; its `history` is empty.
         """
-        from evcl.learner.widening import with_inputs
+        from evcl.learner.derived import with_inputs
 
         return with_inputs(self, int(INPUTS.check("count", count)))
 

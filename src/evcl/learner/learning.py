@@ -23,11 +23,10 @@ from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting
 from evcl._core.tasks import Task
 from evcl.callbacks import Callback
-from evcl.learner import card, held_out, resumable, values
-from evcl.learner.held_out import HeldOut
+from evcl.learner import card, resumable
 from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
-from evcl.learner.weights import check_order, weighted, with_weights
+from evcl.learner.rows import HeldOut, among, check_order, hold_out, requested, weighted, with_weights
 from evcl.targets.scale import far_outside, limited
 from evcl.training import Given, History, TaskData, Validation
 
@@ -172,9 +171,7 @@ class Learning:
         if options.epochs is not None:
             epochs = int(learner.method.known_settings["epochs"].check("epochs", options.epochs))
         report = History(" + ".join(names), options.callbacks)
-        held = held_out.requested(
-            options.validation, options.patience, lambda data: self.parts.examples(data, "validation")
-        )
+        held = requested(options.validation, options.patience, lambda data: self.parts.examples(data, "validation"))
         errors, known = self._new_errors(given) if run.likelihood.beside else {}, set(session.heads)
         validation: Validation | None = None
         measured: TaskData | None = None
@@ -199,8 +196,8 @@ class Learning:
                 if not isinstance(held, float) and not classified:
                     held = held[0], session.scales[given[0].head].standardised(held[1])
                 elif not isinstance(held, float):  # those of the classes that are learned together
-                    held = held_out.among(held, classes, session.heads[given[0].head])
-                tasks[0], measured = held_out.hold_out(tasks[0], held, classes, drawn)
+                    held = among(held, classes, session.heads[given[0].head])
+                tasks[0], measured = hold_out(tasks[0], held, classes, drawn)
                 validation = Validation(self._weighted(measured, given[0], classes), options.patience)
             if options.class_weight is not None or given[0].weights is not None:
                 tasks = [self._weighted(part, given[0], session.group_of(given[0], part)) for part in tasks]
@@ -224,7 +221,7 @@ class Learning:
             if known is None and not self.parts.trial and len(given) == 1:
                 found |= self._trials(task)
             elif known is not None and task.y.shape[2] == len(known):
-                found[task.head] = values.new_errors(self.parts, task.x[0], task.y[0], _weights(task), task.head)
+                found[task.head] = self.parts.new_errors(task.x[0], task.y[0], _weights(task), task.head)
         return found
 
     def _trials(self, task: Given) -> dict[str, Tensor]:
@@ -244,7 +241,7 @@ class Learning:
                 Learning(other, Options(self.options.epochs, ())).learn([part])
             rows, counted = fold.to(task.x.device), _weights(task)
             counted = None if counted is None else counted[fold]
-            errors.append(values.new_errors(other.parts, task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
+            errors.append(other.parts.new_errors(task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
         return {task.head: torch.cat(errors)}
 
     def _fit(
@@ -309,7 +306,7 @@ class Learning:
     def _doubt(self, predicted: Tensor, head: int) -> Tensor:
         """[n]: how unsure these predictions are, from 0 to 1."""
         name = next(name for name, groups in self.session.groups.items() if head in {one.number for one in groups})
-        return self.run.likelihood.doubt(predicted, self.session.scales.get(name), values.draws(self.parts))
+        return self.run.likelihood.doubt(predicted, self.session.scales.get(name), self.parts.draws)
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -13,16 +14,21 @@ from torch import Tensor, nn
 
 from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
+from evcl._core.settings import Setting
 from evcl._core.tasks import Examples, Task
 from evcl.callbacks import Epoch
-from evcl.learner import generating, values
 from evcl.learner.card import Record
 from evcl.learner.reading import INFER, Reader, in_form, like
 from evcl.nn import LoRA
 from evcl.targets import CATEGORICAL
-from evcl.targets.answers import Predictions
+from evcl.targets.answers import Numbers, Outcome, Predictions
 from evcl.targets.classes import normalised_entropy
+from evcl.targets.likelihood import NO_DENSITY
 from evcl.training import Run, Session, TaskData
+
+COUNT = Setting(1, "examples to generate", low=1, high=10_000_000)
+DRAWS = Setting(1000, "latent draws", low=1, high=10_000_000)
+TESTED = 2000  # at most this many rows of a task are predicted before they are learned
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class State:
         """See `Learner.predictions`."""
         self._check_labelled()
         if not self.run.likelihood.softmax:
-            return values.predictions(self, x, task)
+            return self._values(x, task)
         checked, classes = self.inputs(x), self.classes(task)
         asked = self._asked(task)
         heads = [head for head, _ in asked]
@@ -157,16 +163,90 @@ class State:
             return None
         return in_form(x, seen.unfamiliar(checked, doubt.to(checked)))
 
+    # --- values: numbers, counts and labels --------------------------------------------------------------------------
+
+    @property
+    def draws(self) -> int:
+        """How many draws of the weights a prediction averages over."""
+        return int(self.run.settings.get("predict_samples", 1)) if self.run.network.posterior.log_std is not None else 1
+
+    def outcome(self, x: Tensor, task: str | int | None) -> Outcome:
+        """The prediction for x [N, ...], averaged over draws."""
+        if task == INFER:
+            raise EvclError("the task can be inferred from class probabilities only: choose a task")
+        run, name, number = self.run, self.head(task), self.number(task)
+        head = self.session.groups[name][0].number
+        (averaged,) = self.tried(x, lambda x: [run.predict(x, head, task=number)])
+        return run.likelihood.outcome(averaged, self.session.scales[name], self.draws)
+
+    def widened(self, x: Tensor, task: str | int | None) -> Outcome:
+        """`outcome`, with more epistemic variance for rows that have values outside the range of the training rows.
+
+        Data say nothing about the function there. Let x' be the nearest row within the range, e the distance between
+        both (see `Density.within`), f the mean that the network predicts, and s the deviation of the targets; of
+        counts, their mean. The function may change as the network does beyond the edge of the data, or not at all, or
+        by s per deviation of the inputs as it does within the data on average. So the variance grows by
+        (f(x) - f(x'))^2 + (e s)^2.
+        """
+        found, seen, run = self.outcome(x, task), self.session.density, self.run
+        name = self.head(task)
+        spread = run.likelihood.spread(run.network, self.session.groups[name][0].number, self.session.scales[name])
+        if spread is None or seen is None or len(seen.mean) != x[0].numel():
+            return found
+        moved, far = seen.within(x)
+        rows = far.nonzero().flatten()
+        if not len(rows):
+            return found
+        return found.widened(rows, self.outcome(moved[rows], task), far[rows].unsqueeze(1), spread)
+
+    def _values(self, x: Any, task: str | int | None) -> Predictions | Numbers:
+        """`predictions` for values."""
+        checked = self.inputs(x)
+        first = {head: name for name, head in reversed(self.session.tasks.items())}
+        tasks = np.full(len(checked), first[self.head(None if task == INFER else task)])
+        found = self.widened(checked, task)
+        shaped = [in_form(x, one[:, 0] if one.shape[1] == 1 else one) for one in found.parts]
+        return found.answer([*shaped, tasks, self.unfamiliar(x, checked, found.doubt)])
+
+    def new_errors(self, x: Tensor, y: Tensor, weights: Tensor | None, head: str) -> Tensor:
+        """[n, D]: the squared errors, without the part that uncertain weights explain, on rows that were not learned
+        from, x and y [N, D], or on some of them; of counts, as multiples of the rate. They are multiplied by `weights`
+        [N].
+        """
+        step = math.ceil(len(y) / TESTED)
+        some, wanted = x[::step], y[::step]
+        task = next(name for name, own in self.session.tasks.items() if own == head)
+        errors = self.outcome(some, task).errors(wanted.to(some.device))
+        return errors if weights is None else weights[::step].to(errors).unsqueeze(1) * errors
+
     # --- without labels --------------------------------------------------------------------------------------------
 
     def log_likelihood(self, x: Any, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """See `Learner.log_likelihood`."""
-        found = generating.log_likelihood(self, x, task, draws)
+        if task is None and self.session.tasks and not self.run.predicts_by_task:
+            task = 0  # all tasks have the same network
+        self._unlabelled(task)
+        found = self._log_likelihood(*self.examples(x, "log_likelihood"), task, draws)
         return in_form(x[0] if isinstance(x, tuple) else x, found)
+
+    def _log_likelihood(self, x: Tensor, y: Any, task: str | int | None, draws: int | None = None) -> Tensor:
+        """[N]: that of checked inputs, and of targets if there are any."""
+        number = self._unlabelled(task)
+        head = self.session.groups[self.head(task)][0].number
+        given = TaskData(x.unsqueeze(0), (y if isinstance(y, Tensor) else x).unsqueeze(0), head, None, number)
+        return self.run.log_likelihood(given, None if draws is None else int(DRAWS.check("draws", draws)))[0]
 
     def sample(self, task: str | int | None = None, n: int = 1) -> Tensor:
         """See `Learner.sample`."""
-        return generating.sample(self, task, n, self.shape)
+        found = self.run.sample(self._unlabelled(task), int(COUNT.check("n", n)))[0]
+        return found if self.shape is None else found.view(len(found), *self.shape)
+
+    def _unlabelled(self, task: str | int | None) -> int:
+        """The number of a task without labels."""
+        if self.run.likelihood.heads:
+            raise EvclError(NO_DENSITY)
+        self.head(task)  # raises if there is no such task
+        return self.number(task) or 0
 
     def _check_labelled(self) -> None:
         if not self.run.likelihood.heads:
@@ -220,13 +300,13 @@ class State:
         """`measure`, for checked inputs and targets."""
         likelihood = self.run.likelihood
         if not likelihood.heads:
-            return (float(generating.of_rows(self, x, y, task).mean()),)
+            return (float(self._log_likelihood(x, y, task).mean()),)
         if likelihood.softmax:
             classes = self.classes(task)
             return CATEGORICAL.measure(self.probabilities(x, task), positions(y, classes, unknown=len(classes)))
         if y.shape[1] != (wanted := len(self.session.heads[self.head(task)])):
             raise EvclError(f"its head has {wanted} targets per example, but these have {y.shape[1]}")
-        return values.widened(self, x, task).measure(y)
+        return self.widened(x, task).measure(y)
 
     def probabilities(self, x: Tensor, task: str | int | None) -> Tensor:
         head, number = self.head(task), self.number(task)

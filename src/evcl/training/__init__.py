@@ -10,10 +10,8 @@ from evcl.methods import Reread, TaskData
 from evcl.training.checkpoint import Checkpoints, Stopped
 from evcl.training.checkpointer import Checkpointer
 from evcl.training.data import Pool
-from evcl.training.early import Validation
 from evcl.training.graphed import streams
-from evcl.training.history import History
-from evcl.training.observer import Observer, Observers, Position, Progress
+from evcl.training.observer import History, Observer, Observers, Position, Progress, Validation
 from evcl.training.rules import Adam
 from evcl.training.run import Run
 from evcl.training.session import Given, Session

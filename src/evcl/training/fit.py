@@ -20,14 +20,11 @@ from evcl.nn.chain import LayerNames, find_chain, padded
 from evcl.nn.norms import BatchNorm
 from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.training import paths
-from evcl.training.data import Pool
-from evcl.training.early import Best, Validation
+from evcl.training.data import Pool, all_heads
 from evcl.training.graphed import GraphedSteps
-from evcl.training.lessons import all_heads
-from evcl.training.observer import Observer, Observers, Progress
-from evcl.training.optimise import EagerSteps, Steps, optimise
+from evcl.training.observer import Best, Observer, Observers, Progress, Validation
+from evcl.training.optimise import EagerSteps, RereadSteps, Steps, optimise, reread_task
 from evcl.training.per_task import TaskFit
-from evcl.training.reread import RereadSteps, reread_task
 from evcl.training.step import Execution, Step
 
 if TYPE_CHECKING:

@@ -48,10 +48,9 @@ from evcl.nn.per_task import TaskWeights
 from evcl.posterior import Extending
 from evcl.targets import CATEGORICAL, Likelihood
 from evcl.targets.likelihood import Means
-from evcl.training.early import Validation
 from evcl.training.fit import Fitting
 from evcl.training.graphed import capturing
-from evcl.training.observer import Observer
+from evcl.training.observer import Observer, Validation
 from evcl.training.predict import KEPT_NUMBERS, of_each, weight_draws
 from evcl.training.step import matmul_precision
 
