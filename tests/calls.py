@@ -30,11 +30,12 @@ def counted() -> Iterator[Counter[str]]:
 @contextmanager
 def heard(name: str, hear: Callable[..., None], event: str = "call") -> Iterator[None]:
     """Hand the arguments of each call of the function with this qualified name to `hear`, by name; all variables, if
-    the event is its "return".
+    the event is its "return". The name may begin with that of its module.
     """
 
     def note(frame: FrameType, what: str, _: object) -> None:
-        if what == event and frame.f_code.co_qualname == name:
+        known = frame.f_code.co_qualname
+        if what == event and name.endswith(known) and f".{frame.f_globals['__name__']}.{known}".endswith(f".{name}"):
             hear(frame.f_locals)
 
     with _profiled(note):

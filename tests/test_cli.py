@@ -445,7 +445,8 @@ def test_help_names_every_command_whole(evcl, monkeypatch):
     assert (status, "..." in out.replace("[ARGS]...", "")) == (0, False)
     sections = [line for line in out.splitlines() if line.endswith(":")]
     assert sections == ["Options:", "Your own data:", "Benchmarks:", "Many runs:"]
-    groups = list(vars(typer.main.get_command(app.app))["commands"].items())
+    whole = typer.main.get_command(app.app)
+    groups = [(name, whole.get_command(None, name)) for name in whole.list_commands(None)]
     groups += [(f"data {name}", one) for name, one in dict(groups)["data"].commands.items()]
     for name, one in groups:
         assert name.split()[0] in out

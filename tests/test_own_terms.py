@@ -195,15 +195,17 @@ def test_a_callback_that_returns_true_ends_the_task_and_the_others_are_told():
 
 @pytest.mark.parametrize("at", [("begin task", "second", 4), ("begin", 1), ("end", 3), ("end task", "second", 4)])
 @pytest.mark.parametrize("make", [mlp, convolutional])
-def test_an_exception_in_a_callback_leaves_the_learner_as_it_was(at, make, tmp_path):
+def test_an_exception_in_a_callback_leaves_the_learner_as_it_was(at, make):
+    error = KeyboardInterrupt if at[0] == "end" else ZeroDivisionError
+
     def fail():
-        raise ZeroDivisionError("mine")
+        raise error("mine")
 
     learner, other = small(make()), small(make())
     for one in (learner, other):
         one.learn((X, Y), task="old")
     more = clouds(seed=1, labels=("yes", "no", "more"))
-    with pytest.raises(ZeroDivisionError, match="mine"):
+    with pytest.raises(error, match="mine"):
         learner.learn(more, "second", "old", callbacks=[Heard([], at=at, do=fail)])
     assert learner.tasks == ("old",)
     assert list(learner.history) == ["old"]

@@ -80,7 +80,7 @@ def test_the_life_of_a_cell(tmp_path):
         claim = mine.take(config)
         assert isinstance(claim, Claim)
         assert other.take(config) is None
-        assert (other.look(key(config)).kind, other.look(key(config)).owner) == ("running", mine.me.name)
+        assert (other.look(key(config)).kind, other.look(key(config)).owner) == ("running", mine.me)
         mine.fail(claim, Failure("no memory"))
         assert other.take(config) == Failure("no memory")
         again = other.take(config, retry=True)
@@ -108,12 +108,12 @@ def test_a_number_that_is_used_again_is_not_the_process(tmp_path):
     with Store(tmp_path) as first, Store(tmp_path) as second:
         first.take(cell())
         assert second.take(cell()) is None
-        path = tmp_path / "owners" / f"{first.me.name}.json"
+        path = tmp_path / "owners" / f"{first.me}.json"
         content = json.loads(path.read_text())
         path.write_text(json.dumps({**content, "started": "1"}))  # this process started at another time
         assert second.take(cell()) == Claim(key(cell()), 2)
         path.write_text(json.dumps({**content, "started": "1", "machine": "another"}))  # and of others nothing is known
-        assert not first._owner(first.me.name)[0].dead()
+        assert not first._owner(first.me)[0].dead()
 
 
 class Clock:
@@ -150,7 +150,7 @@ def test_an_owner_that_only_slept_changes_nothing_when_it_comes_back(first, tmp_
     config, beat, clock = cell(), 1000.0, Clock(monkeypatch)
     with Store(tmp_path, beat) as sleeper, Store(tmp_path, beat) as taker:
         claim = sleeper.take(config)
-        owner = tmp_path / "owners" / f"{sleeper.me.name}.json"
+        owner = tmp_path / "owners" / f"{sleeper.me}.json"
         for sign in range(5 * MISSED):
             os.utime(owner, (1e9, 1e9 + sign))
             assert taker.take(config) is None  # it lives
@@ -161,7 +161,7 @@ def test_an_owner_that_only_slept_changes_nothing_when_it_comes_back(first, tmp_
         took = taker.take(config)
         assert took == Claim(key(config), 2)
         sleeper.fail(claim, Failure("woke up"))
-        assert taker._claimed_by(key(config), 2) == taker.me.name
+        assert taker._claimed_by(key(config), 2) == taker.me
         assert sleeper.take(config) is None
         results = {sleeper: result_of(config, 0.25), taker: result_of(config, 0.75)}
         order = [(sleeper, claim), (taker, took)][:: 1 if first == "sleeper" else -1]
@@ -180,7 +180,7 @@ def test_a_result_that_comes_while_its_owner_is_given_up_is_not_run_again(tmp_pa
 def test_signs_of_life_are_given(tmp_path):
     with Store(tmp_path, beat=0.01) as mine:
         mine.take(cell())
-        path = tmp_path / "owners" / f"{mine.me.name}.json"
+        path = tmp_path / "owners" / f"{mine.me}.json"
         os.utime(path, (1e9, 1e9))
         begun = time.monotonic()
         while path.stat().st_mtime == 1e9:
@@ -289,7 +289,7 @@ def test_in_every_order_a_cell_has_one_result_and_a_claim_one_owner(turns, wrong
     thrown = 0
 
     def gone(self, name):
-        owner = next((i for i, one in enumerate(stores) if one.me is not None and one.me.name == name), None)
+        owner = next((i for i, one in enumerate(stores) if one.me == name), None)
         return owner in actors.crashed or (wrong and thrown > 10)
 
     with pytest.MonkeyPatch.context() as patch:

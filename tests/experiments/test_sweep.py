@@ -434,7 +434,7 @@ def test_where_a_sweep_stands(tmp_path, evcl, monkeypatch):
     status, out, err = evcl("status", "s")
     assert (status, err) == (0, "")
     assert "6 cells, 1 done, 1 running, 1 stale (their owner is gone), 1 failed, 2 to do" in out
-    assert f"running: 1 by {store.me.name}" in out
+    assert f"running: 1 by {store.me}" in out
     assert "failed: 1 of split-digits naive: no memory" in out
     assert "50.00" in out
     assert "1/5" in out

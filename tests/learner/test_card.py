@@ -7,20 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
+from checks import refused
 from safetensors.torch import save_file
 from torch import nn
 
-import evcl
+from evcl import EVCL, Callback, EvclError, __version__, load
 from evcl.learner import read_card
+from evcl.nn import mlp
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "models"
-
-
-@pytest.fixture
-def evcl_command(request):
-    """Run a command: the fixture `evcl`, whose name the package has here."""
-    return request.getfixturevalue("evcl")
 
 
 def rows(n=40):
@@ -29,7 +24,7 @@ def rows(n=40):
 
 
 def trained(network=None, **options):
-    learner = evcl.EVCL(network or evcl.nn.mlp(3, [8]), epochs=4, lr=0.02, memory=10, **options)
+    learner = EVCL(network or mlp(3, [8]), epochs=4, lr=0.02, memory=10, **options)
     x, y = rows()
     learner.learn((x, y), task="january", validation=0.25)
     learner.learn((x, y), task="february", head="january", epochs=2)
@@ -47,10 +42,10 @@ def test_it_says_what_when_and_how_sure(tmp_path):
     assert (second["head"], second["examples"], second["epochs"], "validation" in second) == ("january", 40, 2, False)
     assert 0 <= first["now"] <= 1
     assert (card["method"], card["seed"], card["settings"]["lr"]) == ("evcl", 0, 0.02)
-    assert card["versions"]["evcl"] == evcl.__version__
+    assert card["versions"]["evcl"] == __version__
     assert card["weights"] == learner.parts.run.network.posterior.mean.shape[1]
     learner.save(tmp_path / "model.safetensors")
-    assert evcl.load(tmp_path / "model.safetensors").card() == card
+    assert load(tmp_path / "model.safetensors").card() == card
     for task in card["tasks"]:
         task.pop("now", None)
     assert read_card(tmp_path / "model.safetensors") == card
@@ -58,7 +53,7 @@ def test_it_says_what_when_and_how_sure(tmp_path):
 
 
 def test_the_validation_part_is_measured_as_measure_does():
-    learner = evcl.EVCL(evcl.nn.mlp(3, [8]), epochs=4)
+    learner = EVCL(mlp(3, [8]), epochs=4)
     x, y = rows()
     learner.learn((x[:30], y[:30]), validation=(x[30:], y[30:]))
     found, wanted = learner.card()["tasks"][0], learner.measure((x[30:], y[30:]))
@@ -70,7 +65,7 @@ def test_a_failed_task_leaves_no_trace():
     learner = trained()
     before = learner.card()
 
-    class Fail(evcl.Callback):
+    class Fail(Callback):
         def end_task(self, task, history):
             raise RuntimeError
 
@@ -80,9 +75,9 @@ def test_a_failed_task_leaves_no_trace():
 
 
 def test_a_file_saved_at_the_end_of_a_task_has_its_record(tmp_path):
-    learner = evcl.EVCL(evcl.nn.mlp(3, [8]), epochs=1)
+    learner = EVCL(mlp(3, [8]), epochs=1)
 
-    class Save(evcl.Callback):
+    class Save(Callback):
         def end_task(self, task, history):
             learner.save(tmp_path / "model.safetensors")
 
@@ -90,12 +85,12 @@ def test_a_file_saved_at_the_end_of_a_task_has_its_record(tmp_path):
     assert read_card(tmp_path / "model.safetensors")["tasks"][0]["examples"] == 40
 
 
-def test_inspect_shows_any_model_without_its_network(evcl_command, tmp_path):
+def test_inspect_shows_any_model_without_its_network(evcl, tmp_path):
     with torch.random.fork_rng(devices=[]):
         network = nn.Sequential(nn.Linear(3, 8), nn.Tanh())
     learner = trained(network)
     learner.save("own.safetensors")
-    status, out, _ = evcl_command("inspect", "own.safetensors")
+    status, out, _ = evcl("inspect", "own.safetensors")
     held = learner.card()["tasks"][0]["validation"]
     assert status == 0
     for text in ("2 tasks", "method   evcl, seed 0, lr=0.02", "torch", "january", f"{100 * held['accuracy']:.1f}%"):
@@ -104,43 +99,40 @@ def test_inspect_shows_any_model_without_its_network(evcl_command, tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.safetensors")), ids=lambda path: path.stem)
-def test_files_of_earlier_versions_have_less_to_show(path, evcl_command):
-    status, out, err = evcl_command("inspect", str(path))
+def test_files_of_earlier_versions_have_less_to_show(path, evcl):
+    status, out, err = evcl("inspect", str(path))
     assert (status, err) == (0, "")
     assert "method" in out
 
 
 def test_damaged_records_are_refused_in_one_line(tmp_path):
-    learner, path = trained(), tmp_path / "model.safetensors"
-    learner.save(path)
-    with safe_open(path, framework="pt") as file:
-        text, tensors = file.metadata()["evcl"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for damage in (3, [{}], [{"task": "nobody"}], [{**json.loads(text)["records"][0], "examples": "many"}]):
-        save_file(tensors, path, {"evcl": json.dumps({**json.loads(text), "records": damage})})
-        for read in (evcl.load, read_card):
-            with pytest.raises(evcl.EvclError, match="records of its tasks cannot be read"):
+    path, (about, tensors) = tmp_path / "model.safetensors", trained().described()
+    for damage in (3, [{}], [{"task": "nobody"}], [{**about["records"][0], "examples": "many"}]):
+        save_file(tensors, path, {"evcl": json.dumps({**about, "records": damage})})
+        for read in (load, read_card):
+            with refused("records of its tasks cannot be read"):
                 read(path)
 
 
 def test_no_file_is_one_clear_line(tmp_path):
     for path in (None, tmp_path, tmp_path / "none"):
-        for read in (evcl.load, read_card):
-            with pytest.raises(evcl.EvclError, match="there is no file"):
+        for read in (load, read_card):
+            with pytest.raises(EvclError, match="there is no file"):
                 read(path)
 
 
-def test_a_table_is_exported_with_its_labels(evcl_command, tmp_path):
+def test_a_table_is_exported_with_its_labels(evcl, tmp_path):
     x, y = rows()
     lines = [f"{a:.3f},{b:.3f},{'yes' if label else 'no'}" for (a, b, _), label in zip(x.tolist(), y, strict=True)]
     Path("january.csv").write_text("\n".join(["a,b,sold", *lines]))
     learn = ["learn", "--model", "m", "--data", "january.csv", "--target", "sold", "--epochs", "2"]
-    assert evcl_command(*learn)[0] == 0
-    assert evcl_command("export", "m", "m.pt2", "--samples", "2")[0] == 0
+    assert evcl(*learn)[0] == 0
+    assert evcl("export", "m", "m.pt2", "--samples", "2")[0] == 0
     texts = {"evcl.json": ""}
     program = torch.export.load("m.pt2", extra_files=texts).module()
     about = json.loads(texts["evcl.json"])
     assert json.loads(about["evcl.classes"]) == ["no", "yes"]
     assert [one["name"] for one in json.loads(about["evcl.columns"])] == ["a", "b"]
     assert program(torch.zeros(3, 2))["probabilities"].shape == (3, 2)
-    status, _, err = evcl_command("export", "m", "m.txt")
+    status, _, err = evcl("export", "m", "m.txt")
     assert (status, err) == (1, "evcl: m.txt should end in .onnx or .pt2: ONNX, or a program of torch.export\n")

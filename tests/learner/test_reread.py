@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from checks import refused, same
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -16,11 +17,9 @@ X = torch.randn(300, 6, generator=torch.Generator().manual_seed(0)) + Y[:, None]
 
 
 def network():
-    with torch.random.fork_rng(devices=[]):
-        module = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
-        source = torch.Generator().manual_seed(0)
-        for p in module.parameters():
-            p.data.normal_(0, 0.4, generator=source)
+    module, source = nn.Sequential(nn.utils.skip_init(nn.Linear, 6, 16), nn.Tanh()), torch.Generator().manual_seed(0)
+    for p in module.parameters():
+        p.data.normal_(0, 0.4, generator=source)
     return module
 
 
@@ -43,10 +42,8 @@ def test_a_loader_that_fits_in_memory_is_learned_as_if_it_were_read_once(method)
     for k in range(2):
         whole.learn((X + k, Y))
         learner.learn(loader(X + k), reread=True)
-    assert torch.equal(mean(learner), mean(whole))
     assert [epoch.nll for epoch in learner.history["1"]] == pytest.approx([epoch.nll for epoch in whole.history["1"]])
-    for name, tensor in learner.parts.run.tensors().items():
-        assert torch.equal(tensor, whole.parts.run.tensors()[name]), name
+    assert same(learner, whole)
 
 
 @pytest.mark.parametrize("method", ["evcl", "er", "lwf"])
@@ -138,10 +135,8 @@ def test_an_interrupted_task_resumes(tmp_path):
 )
 def test_what_cannot_be_read_anew_is_refused_in_one_line(data, options, message):
     learner = made(epochs=1)
-    with pytest.raises(evcl.EvclError) as error:
+    with refused(message):
         learner.learn(data, **{"reread": True, **options})
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
     assert not learner.tasks
 
 

@@ -18,7 +18,7 @@ NEEDS = {"bert": "transformers", "peft": "peft"}
 PROGRAM = """
 import sys, warnings
 warnings.simplefilter("ignore")
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/../nn"]
 import kinds, torch
 import evcl
 

@@ -13,11 +13,10 @@ from torch import nn
 import evcl
 from evcl.streams.arrays import Array, inverse_root, less_squares, product
 from evcl.streams.experts import Experts
-from evcl.streams.filters import Diagonal, Full, LowRank, solved
+from evcl.streams.filters import Diagonal, Full, LowRank, Window, solved
 from evcl.streams.jacobian import Module, Network, Perceptron, default, of
 from evcl.streams.observing import Classes, Numbers
 from evcl.streams.units import Units
-from evcl.streams.window import Window
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:

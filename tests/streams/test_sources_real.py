@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from evcl.streams.sources import mails, real
+from evcl.streams.sources import real
 
 FLIGHTS = """\
 year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum,origin,dest,\
@@ -43,7 +43,7 @@ def give(monkeypatch):
 def test_flights_are_in_scheduled_order_with_what_is_known_before_departure(give):
     pytest.importorskip("pyarrow")
     give(flights=packed("flights.csv", FLIGHTS))
-    source = real._real("flights-monthly", 4, real._FLIGHTS, ("on time", "late"), real._flights)
+    source = real.real("flights-monthly", rows=4)
     (rows,) = source.read()
     assert rows.y.tolist() == [1, 0, 1, 0]  # 15 minutes are late; the flight that never left is not among them
     assert [str(when) for when in rows.when] == [
@@ -69,14 +69,14 @@ def test_census_codes_become_indicators(give):
         pq.write_table(pa.table(columns), out)
         return out.getvalue()
 
-    codes = {name: [str(low), str(high)] for name, (low, high) in real._CODES.items()}
+    codes = {name: [values[0], values[-1]] for name, values in real.codes_of("census").items()}
     more = {"AGEP": [30.0, 61.0], "SCHL": ["16", "21"], "prediction": [0, 1]}
     give(
         reference=parquet(**codes, **more, year=[2015, 2015], employed=[0, 1]),
         analysis=parquet(**codes, **more, year=[2016, 2018]),
         analysis_target=parquet(id=[0, 1], employed=[1, 0]),
     )
-    source = real._real("census", 4, real._CENSUS, ("not employed", "employed"), real._census)
+    source = real.real("census", rows=4)
     (rows,) = source.read()
     assert rows.y.tolist() == [0, 1, 1, 0]
     assert rows.when.astype("datetime64[Y]").astype(str).tolist() == ["2015", "2015", "2016", "2018"]
@@ -89,7 +89,7 @@ def test_census_codes_become_indicators(give):
 
 def test_weather_leaves_out_the_number_of_the_day(give):
     give(rainfall=b",a,b,c,d,e,f,g,h,rain\n0,1,2,3,4,5,6,7,8,0\n1,2,3,4,5,6,7,8,9,1\n")
-    (rows,) = real._real("weather", 2, real._WEATHER, ("dry", "rain"), real._weather).read()
+    (rows,) = real.real("weather", rows=2).read()
     assert rows.x.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [2, 3, 4, 5, 6, 7, 8, 9]]
     assert rows.y.tolist() == [0, 1]
 
@@ -101,10 +101,10 @@ def test_rivers_sets(give):
         segments=packed("segment.csv.zip", f"a,category\n{values},sky\n{values},brickface\n"),
         shuttle=b"f1,f2,f3,f4,f5,f6,f7,f8,f9,anomaly\n50,21,77,0,28,0,27,48,22,1\n",
     )
-    bananas, segments, shuttle = real._bananas(), real._segments(), real._shuttle()
+    bananas, segments, shuttle = real.bananas(), real.segments(), real.shuttle()
     assert bananas.columns["x"].tolist() == [1.5, -2.0]
     assert bananas.labels.tolist() == [0, 1]
-    assert [real._SURFACES[label] for label in segments.labels] == ["sky", "brickface"]
+    assert [real.ABOUT["segments"]["classes"][label] for label in segments.labels] == ["sky", "brickface"]
     assert shuttle.labels.tolist() == [1]
     assert shuttle.columns["f9"].tolist() == [22]
 
@@ -116,12 +116,8 @@ def test_mails_come_in_the_order_of_delivery_as_counts_of_words(monkeypatch):
         f"Received: from x\nDelivery-Date: Thu Sep 26 16:44:35 2002\n{body.replace('money', 'linux')}",
         f"Received: undated\n{body}",
     ]
-    monkeypatch.setattr(mails, "load_texts", lambda name: (texts, np.array([3, 0, 4])))
-    mails._table.cache_clear()
-    try:
-        (rows,) = mails.MAILS.read(size=10_000)
-    finally:
-        mails._table.cache_clear()
+    monkeypatch.setattr(real, "load_texts", lambda name: (texts, np.array([3, 0, 4])))
+    (rows,) = real.real("mails-by-date", rows=2).read()
     assert rows.y.tolist() == [0, 1]
     assert [str(when) for when in rows.when] == ["2002-09-26T16:44:35", "2002-10-01T10:00:00"]
     first, second = rows.x.exp() - 1

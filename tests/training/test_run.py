@@ -10,16 +10,19 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from calls import heard
+from checks import refused, run_of, same, state
+from torch import nn
+from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.randomness import GeneratorNoise, generator
-from evcl._core.settings import resolve
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.curvature import Sample, fisher
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS
 from evcl.nn import Gaussian
-from evcl.training import Adam, Observer, Pool, Run, Step, TaskData, learn_stream
+from evcl.training import Observer, Pool, TaskData, learn_stream
 from evcl.training.graphed import period
 
 F64 = torch.float64
@@ -53,21 +56,13 @@ def noise():
 
 
 def convolutional():
-    return torch.nn.Sequential(
-        torch.nn.Unflatten(1, (1, 8, 8)),
-        torch.nn.utils.skip_init(torch.nn.Conv2d, 1, 4, 3, stride=2),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.2),
-        torch.nn.Flatten(),
-        torch.nn.utils.skip_init(torch.nn.Linear, 36, 10),
-        torch.nn.ReLU(),
-    )
+    conv, last = skip_init(nn.Conv2d, 1, 4, 3, stride=2), skip_init(nn.Linear, 36, 10)
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), conv, nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), last, nn.ReLU())
 
 
 def trained(network, method, given, seeds, source, reference=False, rounds=2):
     """25 steps on each of two tasks of one head, in float64: the posterior, the Fisher and predictions."""
-    settings = [resolve(method, METHODS[method].known_settings, {**g, "batch_size": 56, "epochs": 1}) for g in given]
-    run = Run(network, METHODS[method], settings, seeds, draw=True, dtype=F64)
+    run = run_of(method, network, [{**g, "batch_size": 56, "epochs": 1} for g in given], seeds, dtype=F64)
     streams = [evcl.benchmarks.get("permuted-digits", seed, 2) for seed in seeds]
     for k in range(rounds):
         x = torch.stack([s[k].train.x for s in streams]).to(F64)
@@ -75,9 +70,7 @@ def trained(network, method, given, seeds, source, reference=False, rounds=2):
         if k == 0:
             run.add_head(run.features(x[0, :1]), 10)
         run.learn([TaskData(x, y, 0)], noise=source(k), reference=reference)
-    probabilities = run.predict(x[:, :20], 0)
-    tensors = run.tensors()
-    return {**tensors, "probabilities": probabilities}
+    return {**run.tensors(), "probabilities": run.predict(x[:, :20], 0)}
 
 
 @pytest.mark.parametrize(
@@ -120,52 +113,32 @@ def test_the_fast_step_is_the_reference_step(method, rounds):
 # --- each part of the objective, by hand ---------------------------------------------------------------------------
 
 
-class Recorder:
-    """No noise, and a note of every gradient that Adam is given: the mean's, then log sigma's."""
-
-    def __init__(self, monkeypatch):
-        self.grads = []
-        step = Adam.step
-
-        def noted(adam, grad, scratch):
-            self.grads.append(grad.clone())
-            self.rate = adam.lr
-            step(adam, grad, scratch)
-
-        monkeypatch.setattr(Adam, "step", noted)
+class Silent:
+    """No noise."""
 
     def normal_(self, out):
         return out.zero_()
 
 
-def second_task(method, noise, **settings):
-    """A run that has learned one task, the data of the next, and the settings: one head, one step, float64. The plain
-    form of the method.
-    """
-    plain = {
-        "std_update": "adam",
-        "tempering": 0.01,
-        "fisher_scale": "none",
-        "fisher_temperature": 1.0,
-        "fisher_spread": 0.0,
-    }
+def second_task(method, **settings):
+    """A run of the plain form of a method that has learned one task, and the data of the next: one head, one step."""
+    plain = {"std_update": "adam", "tempering": 0.01}
+    plain |= {"fisher_scale": "none", "fisher_temperature": 1.0, "fisher_spread": 0.0}
     settings = {name: value for name, value in plain.items() if name in METHODS[method].known_settings} | settings
     source = torch.Generator().manual_seed(1)
     x = torch.randn(1, 30, 5, generator=source, dtype=F64)
     y = torch.randint(3, (1, 30), generator=source)
-    s = resolve(method, METHODS[method].known_settings, {"epochs": 1, "batch_size": 30, "lr": 0.005, **settings})
-    run = Run(evcl.nn.mlp(5, [4]), METHODS[method], [s], [0], draw=True, dtype=F64)
-    run.add_head(4, 3)
-    run.learn([TaskData(x, y, 0)], noise=noise)
+    given = {"epochs": 1, "batch_size": 30, "lr": 0.005, **settings}
+    run = run_of(method, evcl.nn.mlp(5, [4]), given, heads=(4, [3]), dtype=F64)
+    run.learn([TaskData(x, y, 0)], noise=Silent())
     return run, TaskData(x[:, :20] + 0.3, (y[:, :20] + 1) % 3, 0)
 
 
 @pytest.mark.parametrize("method", ["evcl", "vcl", "ewc"])
-def test_a_step_follows_the_objective_as_written(method, monkeypatch):
+def test_a_step_follows_the_objective_as_written(method):
     """NLL + beta/N KL + 1/2 sum (lambda F + floor) [(mu - mu*)^2 + (s2 - s2*)^2], away from the anchor."""
-    recorder = Recorder(monkeypatch)
     given = {"strength": 50.0, "fisher_floor": 0.7, "fisher_scale": "task", "distill": 0} if method != "vcl" else {}
-    run, task = second_task(method, recorder, **given)
+    run, task = second_task(method, **given)
     old, new = run.memory.prior, run.network.posterior
     moved = new.mean + 0.1, None if new.log_std is None else new.log_std + 0.2
     run.network.posterior = Gaussian(*moved)
@@ -187,60 +160,47 @@ def test_a_step_follows_the_objective_as_written(method, monkeypatch):
         loss = loss + 0.5 * ((50.0 * run.memory.importance + 0.7) * change).sum()
     loss.backward()
 
-    recorder.grads.clear()
-    run.learn([task], noise=recorder)
-    torch.testing.assert_close(recorder.grads[0], mean.grad, rtol=1e-10, atol=1e-14)
+    steps = []  # the mean's, then log sigma's
+    with heard("Adam.step", lambda given: steps.append((given["grad"].clone(), given["self"].lr))):
+        run.learn([task], noise=Silent())
+    torch.testing.assert_close(steps[0][0], mean.grad, rtol=1e-10, atol=1e-14)
     if log_std is not None:
-        torch.testing.assert_close(recorder.grads[1], log_std.grad, rtol=1e-10, atol=1e-14)
-        assert recorder.rate == run.settings.lr * run.settings.std_lr_scale
+        torch.testing.assert_close(steps[1][0], log_std.grad, rtol=1e-10, atol=1e-14)
+        assert steps[1][1] == run.settings.lr * run.settings.std_lr_scale
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_importance_accumulates(decay, monkeypatch):
+def test_importance_accumulates(decay):
     """F <- gamma F_1 + F_2, each the Fisher of its own task at the weights after it."""
-    recorder = Recorder(monkeypatch)
-    run, task = second_task("evcl", recorder, fisher_decay=decay)
+    run, task = second_task("evcl", fisher_decay=decay)
     first = run.memory.importance.clone()
     assert (first > 0).any()
-    run.learn([task], noise=recorder)
+    run.learn([task], noise=Silent())
     network = run.network
     second = fisher(Sample(network, network.posterior.mean, network.layout, [0], task.x, task.y))
     torch.testing.assert_close(run.memory.importance, decay * first + second, rtol=1e-10, atol=1e-16)
 
 
-def test_the_fisher_is_measured_on_as_many_examples_as_asked(monkeypatch):
+def zeros(n):
+    return TaskData(torch.zeros(1, n, 5), torch.arange(n).unsqueeze(0) % 2, 0)
+
+
+def test_the_fisher_is_measured_on_as_many_examples_as_asked():
     seen = []
-
-    def noted(sample, *options):
-        seen.append(sample.x.shape)
-        return fisher(sample, *options)
-
-    monkeypatch.setattr("evcl.curvature.fisher", noted)
-    settings = resolve("ewc", METHODS["ewc"].known_settings, {"epochs": 1, "fisher_examples": 7})
-    run = Run(evcl.nn.mlp(5, [4]), METHODS["ewc"], [settings], [0], draw=True)
-    run.add_head(4, 2)
-    for n in (30, 5):
-        run.learn([TaskData(torch.zeros(1, n, 5), torch.arange(n).unsqueeze(0) % 2, 0)])
+    run = run_of("ewc", evcl.nn.mlp(5, [4]), {"epochs": 1, "fisher_examples": 7}, heads=(4, [2]))
+    with heard("curvature.fisher.fisher", lambda given: seen.append(given["sample"].x.shape)):
+        for n in (30, 5):
+            run.learn([zeros(n)])
     assert seen == [(1, 7, 5), (1, 5, 5)]
 
 
-def test_every_epoch_shows_every_example_once_in_an_order_of_its_own(monkeypatch):
-    seen = []
-    step = Step.__call__
-
-    def noted(self, rows, noise):
-        seen.append(rows[0].tolist())
-        return step(self, rows, noise)
-
-    monkeypatch.setattr(Step, "__call__", noted)
-
+def test_every_epoch_shows_every_example_once_in_an_order_of_its_own():
     def orders(seed):
-        seen.clear()
-        settings = resolve("naive", METHODS["naive"].known_settings, {"epochs": 2, "batch_size": 8})
-        run = Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings], [seed], draw=True)
-        run.add_head(4, 2)
-        for _ in range(2):
-            run.learn([TaskData(torch.zeros(1, 20, 5), torch.arange(20).unsqueeze(0) % 2, 0)])
+        seen, given = [], {"epochs": 2, "batch_size": 8}
+        run = run_of("naive", evcl.nn.mlp(5, [4]), given, [seed], (4, [2]))
+        with heard("Step.__call__", lambda given: seen.append(given["rows"][0].tolist())):
+            for _ in range(2):
+                run.learn([zeros(20)])
         return [[*chain(*seen[i : i + 3])] for i in range(0, 12, 3)]
 
     found = orders(seed=0)
@@ -252,12 +212,10 @@ def test_every_epoch_shows_every_example_once_in_an_order_of_its_own(monkeypatch
 
 def test_joint_nll_is_each_heads_own():
     source = torch.Generator().manual_seed(0)
-    settings = resolve("joint", METHODS["joint"].known_settings, {})
-    run = Run(evcl.nn.mlp(5, [4]), METHODS["joint"], [settings] * 2, [0, 1], draw=True, dtype=F64)
-    heads = [run.add_head(4, classes) for classes in (2, 3)]
+    run = run_of("joint", evcl.nn.mlp(5, [4]), seeds=[0, 1], heads=(4, [2, 3]), dtype=F64)
     tasks = [
-        TaskData(torch.randn(1, 6, 5, generator=source, dtype=F64), torch.arange(6).unsqueeze(0) % classes, head)
-        for head, classes in zip(heads, (2, 3), strict=True)
+        TaskData(torch.randn(1, 6, 5, generator=source, dtype=F64), torch.arange(6).unsqueeze(0) % (2 + head), head)
+        for head in range(2)
     ]
     network = run.network
     network.bind(network.posterior.mean, None, network.layout)
@@ -277,10 +235,8 @@ def test_a_label_that_is_not_among_the_classes_is_refused():
     x, y = torch.zeros(6, 5), torch.arange(6) % 3
     part = Examples(x, y)
     stream = Benchmark("odd", [Task("odd", "odd", (0, 2), part, part)], hidden=[4])
-    settings = resolve("naive", METHODS["naive"].known_settings, {"epochs": 1})
-    run = Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings], [0], draw=True)
-    with pytest.raises(evcl.EvclError, match=r"label 1 is not among the classes \[0, 2\]"):
-        learn_stream(run, [stream])
+    with refused("label 1 is not among the classes [0, 2]"):
+        learn_stream(run_of("naive", evcl.nn.mlp(5, [4]), {"epochs": 1}), [stream])
 
 
 def test_streams_may_have_classes_of_their_own():
@@ -291,8 +247,7 @@ def test_streams_may_have_classes_of_their_own():
         Benchmark("odd", [Task("odd", "odd", classes, part, part)], hidden=[4])
         for part, classes in zip(parts, ((0, 2), (7, 5)), strict=True)
     ]
-    settings = resolve("naive", METHODS["naive"].known_settings, {"epochs": 1})
-    run = Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings] * 2, [0, 0], draw=True)
+    run = run_of("naive", evcl.nn.mlp(5, [4]), {"epochs": 1}, [0, 0])
     found = learn_stream(run, streams)
     assert run.classes(0) == 2
     assert found.labels[0].tolist() == [[0, 1] * 3] * 2
@@ -311,9 +266,8 @@ def test_evcl_vcl_and_ewc_end_above_naive():
 
 
 def test_a_precision_that_cannot_be_kept_is_refused():
-    settings = resolve("naive", METHODS["naive"].known_settings, {})
-    with pytest.raises(evcl.EvclError, match="precision must be fp32, tf32 or bf16, not 'fp8'"):
-        Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings], [0], draw=True, precision="fp8")
+    with refused("precision must be fp32, tf32 or bf16, not 'fp8'"):
+        run_of("naive", evcl.nn.mlp(5, [4]), precision="fp8")
 
 
 def test_an_idle_head_that_is_not_taught_does_not_move():
@@ -335,42 +289,21 @@ def test_a_lost_loss_stops_says_where_and_keeps_the_last_good_state():
     benchmark = evcl.benchmarks.get("split-digits")
     learner = evcl.EWC(evcl.nn.mlp(64, [20]), epochs=1)
     learner.learn(benchmark[0])
-    before = {name: t.clone() for name, t in learner.parts.run.tensors().items()}
+    before = state(learner)
     huge = torch.full((8, 64), 3e38)
     with pytest.raises(evcl.Diverged, match=r"task 'bad': the loss is not a number in epoch 1 of 3 .*smaller lr"):
         learner.learn((huge, [0, 1] * 4), task="bad", epochs=3)
     assert learner.tasks == ("0/1",)
-    after = learner.parts.run.tensors()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(learner, before)
     learner.learn(benchmark[1])  # and it goes on
     assert learner.tasks == ("0/1", "2/3")
-
-
-def test_an_interrupt_leaves_the_learner_as_it_was():
-    benchmark = evcl.benchmarks.get("split-digits")
-    learner = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2)
-
-    class Stop(evcl.Callback):
-        def end_epoch(self, epoch):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        learner.learn(benchmark[0], callbacks=[Stop()])
-    assert learner.tasks == ()
-    fresh = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2)
-    for one in (learner, fresh):
-        one.learn(benchmark[0])
-    a, b = learner.parts.run.tensors(), fresh.parts.run.tensors()
-    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_what_was_lost_in_a_round_that_was_interrupted_is_not_lost():
     """Of two replicas the first one diverges, and the others go on; stopped then, all of it is as it was."""
     x = torch.randn(1, 16, 4, generator=torch.Generator().manual_seed(0))
     huge = torch.stack([torch.full_like(x[0], 3e38), x[0]])
-    settings = resolve("ewc", METHODS["ewc"].known_settings, {"epochs": 3})
-    before = Run(evcl.nn.mlp(4, [4]), METHODS["ewc"], [settings] * 2, [0, 1], draw=True, allow_divergence=True)
-    before.add_head(4, 2)
+    before = run_of("ewc", evcl.nn.mlp(4, [4]), {"epochs": 3}, [0, 1], (4, [2]), allow_divergence=True)
     run, seen = before.forked(before.network.call), []
 
     class Interrupt(Observer):
@@ -427,11 +360,9 @@ def test_a_tasks_buffers_go_with_it(network, dtype):
         def begin_fit(self, stage, step, *_):
             steps.append(weakref.ref(step))
 
-    settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
-    make = convolutional if network == "convolutional" else lambda: evcl.nn.mlp(64, [10])
-    run = Run(make(), METHODS["evcl"], [settings], [0], draw=True, dtype=dtype)
+    made = convolutional() if network == "convolutional" else evcl.nn.mlp(64, [10])
+    run = run_of("evcl", made, {"epochs": 1}, heads=(10, [2]), dtype=dtype)
     x = torch.rand(1, 30, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    run.add_head(10, 2)
     gc.collect()
     gc.disable()
     try:
@@ -441,48 +372,15 @@ def test_a_tasks_buffers_go_with_it(network, dtype):
         gc.enable()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # plain operations; native.c where there is one
-def test_falling_rates_are_those_of_torchs_schedule(dtype):
-    """Whole batches of plain training, so that torch's own Adam and schedule can do the same."""
-    source = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, 6, dtype=dtype, generator=source), torch.randint(2, (40,), generator=source)
-    given = {"lr": 0.02, "lr_schedule": "cosine", "epochs": 12, "batch_size": 40}
-    run = Run(
-        evcl.nn.mlp(6, [5]),
-        METHODS["naive"],
-        [resolve("naive", METHODS["naive"].known_settings, given)],
-        [3],
-        draw=True,
-        dtype=dtype,
-    )
-    head = run.add_head(5, 2)
-    weights = [
-        view[0].clone().requires_grad_() for view in run.network.layout.views(run.network.posterior.mean).values()
-    ]
-    run.learn([TaskData(x.unsqueeze(0), y.unsqueeze(0), head)])
-    adam = torch.optim.Adam(weights, 0.02)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 12)
-    for _ in range(12):
-        adam.zero_grad()
-        hidden = torch.relu(torch.nn.functional.linear(x, *weights[:2]))
-        torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, *weights[2:]), y).backward()
-        adam.step()
-        schedule.step()
-    expected = torch.cat([w.detach().flatten() for w in weights])
-    torch.testing.assert_close(run.network.posterior.mean[0], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_falling_rates_reach_every_form_of_the_update():
     """Bayesian: what native.c does, if it is there, is what the reference does."""
     plain = {"lr_schedule": "cosine", "epochs": 3, "batch_size": 56, "init_std": 0.02, "tempering": 0.01}
     given = [{"lr": lr, **plain} for lr in (1e-3, 1e-2)]
-    settings = [resolve("evcl", METHODS["evcl"].known_settings, g) for g in given]
     found = []
     for dtype in (torch.float32, F64):
-        run = Run(evcl.nn.mlp(64, [20]), METHODS["evcl"], settings, [1, 2], draw=True, dtype=dtype)
+        run = run_of("evcl", evcl.nn.mlp(64, [20]), given, [1, 2], (20, [10]), dtype=dtype)
         task = evcl.benchmarks.get("permuted-digits", 0, 1)[0].train
-        head = run.add_head(20, 10)
-        run.learn([TaskData(task.x.unsqueeze(0).to(dtype), task.y.unsqueeze(0), head)])
+        run.learn([TaskData(task.x.unsqueeze(0).to(dtype), task.y.unsqueeze(0), 0)])
         found.append(run.network.posterior)
     torch.testing.assert_close(found[0].mean.double(), found[1].mean, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found[0].log_std.double(), found[1].log_std, rtol=1e-3, atol=1e-3)

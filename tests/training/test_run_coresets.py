@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from calls import heard
+from checks import run_of, same, state
 
 import evcl
-from evcl._core.settings import resolve
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS, packing
-from evcl.training import Observer, Run, Step, TaskData, learn_stream
+from evcl.training import Observer, TaskData, learn_stream
 
 F64 = torch.float64
 N, M = 41, 12  # examples of a task, and of its coreset
@@ -28,10 +29,9 @@ def tasks(source, replicas=1):
 
 
 def new(method, seeds=(0,), **given):
-    known = METHODS[method].known_settings
     usual = {"epochs": 3, "batch_size": 8, "lr": 0.01, "coreset_size": M}
-    settings = resolve(method, known, {**{k: v for k, v in usual.items() if k in known}, **given})
-    return Run(evcl.nn.mlp(5, [6]), METHODS[method], [settings] * len(seeds), seeds, draw=True, dtype=F64)
+    usual = {name: value for name, value in usual.items() if name in METHODS[method].known_settings}
+    return run_of(method, evcl.nn.mlp(5, [6]), {**usual, **given}, seeds, dtype=F64)
 
 
 def learned(method, data, seeds=(0,), observer=None, **given):
@@ -42,25 +42,29 @@ def learned(method, data, seeds=(0,), observer=None, **given):
     return run
 
 
-def same(a, b):
+def equal(a, b):
+    """Of two posteriors."""
     both = [a.mean, a.log_std], [b.mean, b.log_std]
     return all(x is y or torch.equal(x, y) for x, y in zip(*both, strict=True))
 
 
+def ids(x):
+    return {round(100 * i) for i in x[:, 0].tolist()}
+
+
 @pytest.fixture
-def seen(monkeypatch):
+def seen():
     """The examples [R][...] that each pool of training shows, by their first number; a list a pool."""
     pools = {}
-    step = Step.__call__
 
-    def noted(self, rows, noise):
-        shown = pools.setdefault(id(self), (self, [set() for _ in rows]))[1]
-        for r, ids in enumerate(TaskData(self.pool.x, self.pool.y, -1).take(rows)[0][..., 0].tolist()):
-            shown[r] |= {round(100 * i) for i in ids}
-        return step(self, rows, noise)
+    def note(given):
+        step, rows = given["self"], given["rows"]
+        shown = pools.setdefault(id(step), (step, [set() for _ in rows]))[1]
+        for r, x in enumerate(TaskData(step.pool.x, step.pool.y, -1).take(rows)[0]):
+            shown[r] |= ids(x)
 
-    monkeypatch.setattr(Step, "__call__", noted)
-    return lambda: [shown for _, shown in pools.values()]
+    with heard("Step.__call__", note):
+        yield lambda: [shown for _, shown in pools.values()]
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -70,7 +74,7 @@ def test_a_coreset_is_kept_out_of_training_and_all_of_them_tune(method, shared, 
     run = learned(method, tasks(generator, 1 if shared else 2), seeds=(0, 1), **given)
     first, tuning, second, both = seen()
     for r in range(2):
-        coresets = [{round(100 * i) for i in task.x[r, :, 0].tolist()} for task in run.memory.kept]
+        coresets = [ids(task.x[r]) for task in run.memory.kept]
         assert [len(c) for c in coresets] == [M, M]
         assert first[r] == set(range(N)) - coresets[0]
         assert tuning[r] == coresets[0]
@@ -92,7 +96,7 @@ def test_the_copy_is_thrown_away_and_is_one_task_more(method, generator):
         rest = [i for i in range(N) if float(task.x[0, i, 0]) not in kept]
         plain.add_head(6, task.head + 2)
         plain.learn([TaskData(task.x[:, rest], task.y[:, rest], task.head)])
-    assert same(run.network.posterior, plain.network.posterior)
+    assert equal(run.network.posterior, plain.network.posterior)
     inner, alone = (packing.tensors(memory) for memory in (run.memory.inner, plain.memory))
     alone = {name: t for name, t in alone.items() if not name.startswith("classes/")}  # with coresets: one softmax
     assert inner.keys() == alone.keys()
@@ -102,7 +106,7 @@ def test_the_copy_is_thrown_away_and_is_one_task_more(method, generator):
     before = plain.predict(data[0].x, 0)
     plain.rounds = -2  # the batches and the noise of tuning after the second round
     plain.learn(run.memory.kept)
-    assert same(run.memory.tuned, plain.network.posterior)
+    assert equal(run.memory.tuned, plain.network.posterior)
     assert torch.equal(run.predict(data[0].x, 0), plain.predict(data[0].x, 0))
     assert not torch.allclose(run.predict(data[0].x, 0), before, atol=1e-3)
 
@@ -134,7 +138,7 @@ def test_coreset_only_learns_from_the_coresets_alone_and_afresh(method, seen, ge
     data = tasks(generator)
     run = learned(method, data)
     first, second = (shown[0] for shown in seen())
-    coresets = [{round(100 * i) for i in task.x[0, :, 0].tolist()} for task in run.memory.kept]
+    coresets = [ids(task.x[0]) for task in run.memory.kept]
     assert [first, second] == [coresets[0], coresets[0] | coresets[1]]
     assert len(second) == 2 * M
     assert run.memory.tuned.log_std is None
@@ -143,20 +147,18 @@ def test_coreset_only_learns_from_the_coresets_alone_and_afresh(method, seen, ge
         fresh.add_head(6, task.head + 2)
     fresh.rounds = -2
     fresh.learn(run.memory.kept)
-    assert same(run.memory.tuned, fresh.network.posterior)
+    assert equal(run.memory.tuned, fresh.network.posterior)
 
 
 @pytest.mark.parametrize("name", ["permuted-digits", "split-digits"])
 @pytest.mark.parametrize("method", [*VCL, *ONLY])
 def test_replicas_are_their_solo_runs(method, name):
     """Streams of their own, or one that all share."""
-    settings = resolve(method, METHODS[method].known_settings, {"epochs": 1, "coreset_size": 30})
 
     def stream(seeds):
-        benchmarks = [
-            evcl.benchmarks.get(name, seed, 2) for seed in (seeds if name == "permuted-digits" else seeds[:1])
-        ]
-        run = Run(evcl.nn.mlp(64, [20]), METHODS[method], [settings] * len(seeds), seeds, draw=True, dtype=F64)
+        some = seeds if name == "permuted-digits" else seeds[:1]
+        benchmarks = [evcl.benchmarks.get(name, seed, 2) for seed in some]
+        run = run_of(method, evcl.nn.mlp(64, [20]), {"epochs": 1, "coreset_size": 30}, seeds, dtype=F64)
         return run, learn_stream(run, benchmarks)
 
     run, together = stream([4, 5])
@@ -196,7 +198,7 @@ def test_a_round_that_is_stopped_leaves_the_run_as_it_was(epoch, generator):
     data = tasks(generator)
     run = learned("vcl-random-coreset", data[:1])
     run.add_head(6, 3)
-    before = {name: t.clone() for name, t in run.tensors().items()}
+    before = state(run)
 
     class Stop(Observer):
         def end_epoch(self, progress):
@@ -205,9 +207,7 @@ def test_a_round_that_is_stopped_leaves_the_run_as_it_was(epoch, generator):
 
     with pytest.raises(KeyboardInterrupt):
         run.learn(data[1:], observer=Stop())
-    after = run.tensors()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(run, before)
     assert run.rounds == 1
 
 

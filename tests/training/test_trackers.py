@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import count
 
 import torch
+from checks import run_of, same
 
 import evcl
-from evcl._core.settings import resolve
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.methods import Fit, Learned, Method, Tracker, per_weight
-from evcl.training import Checkpointer, Run, TaskData, learn_stream
+from evcl.training import Checkpointer, TaskData, learn_stream
 from evcl.training.checkpoint import Checkpoints, newest
 from evcl.training.checkpointer import Stopped
 
@@ -56,9 +56,8 @@ def test_replicas_with_trackers_that_stop_in_the_second_fit_resume_to_the_bit(tm
     stream = Benchmark("small", [Task(str(k), str(k), (0, 1), one, one) for k, one in enumerate(parts)], hidden=[4])
 
     def learned(stop, folder):
-        method = twice()
-        settings = [resolve("x", method.known_settings, {"epochs": 2, "batch_size": 8, "lr": lr}) for lr in (0.01, 0.1)]
-        run = Run(evcl.nn.mlp(5, [4]), method, settings, [0, 1], draw=True)
+        each = [{"epochs": 2, "batch_size": 8, "lr": lr} for lr in (0.01, 0.1)]
+        run = run_of(twice(), evcl.nn.mlp(5, [4]), each, [0, 1])
         learn_stream(run, [stream], checkpointer=Checkpointer(Checkpoints(folder, 1e6, True, stop), {}, {}))
         return run.tensors()
 
@@ -72,8 +71,7 @@ def test_replicas_with_trackers_that_stop_in_the_second_fit_resume_to_the_bit(tm
             where = newest(tmp_path / "parts").description
             stopped.add((where["round"], where.get("stage")))
     assert {(0, 1), (1, 1)} <= stopped
-    assert found.keys() == whole.keys()
-    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    assert same(found, whole)
     assert float(whole["memory/total"].sum()) > 0
 
 
@@ -81,10 +79,8 @@ def test_a_tracker_hears_nothing_of_a_replica_that_stopped():
     """Beside one that goes on it has heard what it hears alone."""
 
     def heard(stops):
-        method = twice()
-        each = [resolve("x", method.known_settings, {"epochs": 20, "lr": 0.01, "stop_nll": stop}) for stop in stops]
-        run = Run(evcl.nn.mlp(5, [8]), method, each, range(len(stops)), draw=True, dtype=F64)
-        run.add_head(8, 2)
+        each = [{"epochs": 20, "lr": 0.01, "stop_nll": stop} for stop in stops]
+        run = run_of(twice(), evcl.nn.mlp(5, [8]), each, range(len(stops)), (8, [2]), dtype=F64)
         x = torch.randn(1, 30, 5, generator=torch.Generator().manual_seed(0), dtype=F64)
         run.learn([TaskData(x, (x[..., 0] > 0).long(), 0)])
         return run.memory.total

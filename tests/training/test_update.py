@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from checks import refused, run_of
 
 import evcl
 from evcl._core.settings import resolve
 from evcl.methods import KL, METHODS, Elastic, collapse
 from evcl.nn import Gaussian
-from evcl.training import Observer, Run, TaskData
+from evcl.training import Observer, TaskData
 from evcl.training.rules import Update
 
 F64 = torch.float64
@@ -16,6 +17,17 @@ F64 = torch.float64
 def settings(**given):
     usual = {"lr": 0.005, "std_update": "natural", "std_rate": 0.01}
     return resolve("vcl", METHODS["vcl"].known_settings, {**usual, **given})
+
+
+def stepping(prior, log_std, weight, dtype=F64, **given):
+    """(the posterior, its variance, gradients to be set, the update), with means of 0 and one sigma."""
+    q = Gaussian(torch.zeros_like(prior.mean), torch.full_like(prior.mean, log_std))
+    variance, grads = q.variance(), torch.zeros(2, *prior.mean.shape, dtype=dtype)
+    return q, variance, grads, Update(q, variance, grads, KL(prior, weight).springs(), settings(**given))
+
+
+def prior_of(n, dtype=F64):
+    return Gaussian(torch.zeros(1, n, dtype=dtype), torch.full((1, n), -1.5, dtype=dtype))
 
 
 class Noted(Observer):
@@ -28,12 +40,8 @@ class Noted(Observer):
 
 def test_a_natural_step_ends_at_the_optimum_of_its_curvature(generator):
     """1/sigma^2 = 1/sigma_p^2 + N/beta H, the curvature H being measured with noise."""
-    prior = Gaussian(torch.zeros(1, 50, dtype=F64), torch.full((1, 50), -1.5, dtype=F64))
-    curvature = torch.linspace(0, 2, 50, dtype=F64).unsqueeze(0)
-    q = Gaussian(torch.zeros(1, 50, dtype=F64), torch.full((1, 50), -8.0, dtype=F64))
-    variance, grads = q.variance(), torch.zeros(2, 1, 50, dtype=F64)
-    weight = 1e-3
-    update = Update(q, variance, grads, KL(prior, weight).springs(), settings())
+    prior, weight, curvature = prior_of(50), 1e-3, torch.linspace(0, 2, 50, dtype=F64).unsqueeze(0)
+    q, variance, grads, update = stepping(prior, -8.0, weight)
     for _ in range(5000):
         grads[1] = curvature * (1 + 0.1 * torch.randn(1, 50, generator=generator, dtype=F64))
         update()
@@ -45,11 +53,8 @@ def test_a_natural_step_ends_at_the_optimum_of_its_curvature(generator):
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_measurements_made_while_sigma_was_small_do_not_hide_the_others(dtype, generator):
     """Their noise grows as 1/sigma. In a plain mean it stays: the curvature would be off by as much as it is."""
-    prior = Gaussian(torch.zeros(1, 200, dtype=dtype), torch.full((1, 200), -1.5, dtype=dtype))
-    q = Gaussian(torch.zeros(1, 200, dtype=dtype), torch.full((1, 200), -10.0, dtype=dtype))
-    variance, grads = q.variance(), torch.zeros(2, 1, 200, dtype=dtype)
-    curvature, weight = torch.linspace(0.5, 2, 200, dtype=dtype).unsqueeze(0), 1e-3
-    update = Update(q, variance, grads, KL(prior, weight).springs(), settings())
+    prior, weight, curvature = prior_of(200, dtype), 1e-3, torch.linspace(0.5, 2, 200, dtype=dtype).unsqueeze(0)
+    _, variance, grads, update = stepping(prior, -10.0, weight, dtype)
     for _ in range(1000):
         grads[1] = curvature + 0.03 / variance.sqrt() * torch.randn(1, 200, generator=generator, dtype=dtype)
         update()
@@ -60,10 +65,8 @@ def test_measurements_made_while_sigma_was_small_do_not_hide_the_others(dtype, g
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_a_curvature_that_is_lost_in_noise_widens_no_sigma(dtype, generator):
     """Measured below 0 or above, it is known no better than its size: sigma stays as narrow as that says."""
-    prior = Gaussian(torch.zeros(1, 1000, dtype=dtype), torch.full((1, 1000), -1.5, dtype=dtype))
-    q = Gaussian(torch.zeros(1, 1000, dtype=dtype), torch.full((1, 1000), -4.0, dtype=dtype))
-    variance, grads = q.variance(), torch.zeros(2, 1, 1000, dtype=dtype)
-    update = Update(q, variance, grads, KL(prior, 1e-6).springs(), settings(std_rate=0.1))
+    prior = prior_of(1000, dtype)
+    _, variance, grads, update = stepping(prior, -4.0, 1e-6, dtype, std_rate=0.1)
     for _ in range(300):
         grads[1] = torch.randn(1, 1000, generator=generator, dtype=dtype)
         update()
@@ -91,14 +94,14 @@ def test_a_natural_step_rests_where_the_objective_does(generator):
 
 
 def test_a_natural_step_needs_a_kl():
-    cold = evcl.EVCL(evcl.nn.mlp(4, [3]), std_update="natural", tempering=0)
-    with pytest.raises(evcl.EvclError, match="needs tempering above 0"):
-        cold.learn((torch.rand(8, 4, generator=torch.Generator().manual_seed(0)), [0, 1] * 4))
-    learner = evcl.Learner(
-        evcl.nn.mlp(4, [3]), method=evcl.methods.Method("bare", "", bayesian=True), std_update="natural"
-    )
-    with pytest.raises(evcl.EvclError, match="needs a method with a closed-form KL term"):
-        learner.learn((torch.rand(8, 4, generator=torch.Generator().manual_seed(0)), [0, 1] * 4))
+    data = torch.rand(8, 4, generator=torch.Generator().manual_seed(0)), [0, 1] * 4
+    bare = evcl.methods.Method("bare", "", bayesian=True)
+    for method, given, message in (
+        ("evcl", {"tempering": 0}, "needs tempering above 0"),
+        (bare, {}, "needs a method with a closed-form KL term"),
+    ):
+        with refused(message):
+            evcl.Learner(evcl.nn.mlp(4, [3]), method, std_update="natural", **given).learn(data)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -111,10 +114,8 @@ def test_a_replica_stops_before_certainty_and_the_others_go_on(rule, dtype):
     def trained(stops, epochs):
         given = {"std_update": rule, "epochs": epochs, "batch_size": 16, "lr": 1e-2, "lr_schedule": "constant"}
         given["std_rate"] = 0.01  # by itself it would follow the number of epochs
-        known = METHODS["evcl"].known_settings
-        each = [resolve("evcl", known, {**given, "stop_nll": stop}) for stop in stops]
-        run, seen = Run(evcl.nn.mlp(6, [8]), METHODS["evcl"], each, range(len(stops)), draw=True, dtype=dtype), []
-        run.add_head(8, 2)
+        each, seen = [{**given, "stop_nll": stop} for stop in stops], []
+        run = run_of("evcl", evcl.nn.mlp(6, [8]), each, range(len(stops)), (8, [2]), dtype=dtype)
         run.learn([TaskData(x, y, 0)], observer=Noted(seen))
         return run.network.posterior.mean, seen
 
@@ -132,12 +133,8 @@ def test_a_replica_stops_before_certainty_and_the_others_go_on(rule, dtype):
 def test_one_that_stopped_goes_on_with_the_next_task():
     """Each replica with its own learning rate."""
     x = torch.randn(1, 64, 6, generator=torch.Generator().manual_seed(0))
-    known = METHODS["ewc"].known_settings
-    each = [
-        resolve("ewc", known, {"epochs": 5, "lr": lr, "stop_nll": stop}) for lr, stop in ((1e-2, 10.0), (1e-3, 0.0))
-    ]
-    run = Run(evcl.nn.mlp(6, [8]), METHODS["ewc"], each, range(2), draw=True)
-    run.add_head(8, 2)
+    each = [{"epochs": 5, "lr": lr, "stop_nll": stop} for lr, stop in ((1e-2, 10.0), (1e-3, 0.0))]
+    run = run_of("ewc", evcl.nn.mlp(6, [8]), each, range(2), (8, [2]))
     for k in range(2):
         before = run.network.posterior.mean.clone()
         run.learn([TaskData(x, (x[..., k] > 0).long(), 0)])

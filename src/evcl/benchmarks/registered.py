@@ -17,7 +17,6 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request, entry, permuted_tasks, split_tasks
-from evcl.benchmarks.networks import reduced_resnet18
 
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]
@@ -25,6 +24,12 @@ PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)  # pixel ranges
 MOST_CIFAR100 = 50  # tasks, of two classes each
 MOST_PERMUTED = 2_000  # as in `Entry`
+
+
+def reduced_resnet18() -> nn.Module:
+    from evcl.benchmarks import networks
+
+    return networks.reduced_resnet18()
 
 
 def _examples(images: np.ndarray, labels: np.ndarray, pixels: tuple[float, float]) -> Examples:

@@ -1,4 +1,4 @@
-"""The command line: registers every command, and turns every error into a one-line message."""
+"""The command line: the options before a command; turns every error into a one-line message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -18,9 +17,7 @@ from evcl._core.errors import EvclError, brief, out_of_memory
 from evcl._core.interrupts import Interrupted
 from evcl._core.shown import shown
 from evcl._core.torchrun import own, world
-from evcl.cli import lists, models, run, sweep, tables
-from evcl.cli import stream as streams
-from evcl.cli.options import HELP, ClosedPipe, Once, Sections, Usage, UsageError, wrong
+from evcl.cli.options import HELP, ClosedPipe, Sections, Usage, UsageError, wrong
 from evcl.cli.progress import console
 
 app = typer.Typer(
@@ -30,15 +27,6 @@ app = typer.Typer(
     context_settings=HELP,
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
 )
-COMMANDS: tuple[Callable[..., None], ...] = (
-    tables.learn, streams.stream, tables.predict, models.inspect, models.merge, models.export,
-    run.demo, run.run, run.report,
-    sweep.sweep, sweep.status, sweep.tune, sweep.reproduce,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command(cls=Once)(command)
-app.command("list", cls=Once)(lists.list_)
-app.add_typer(lists.app, name="data")
 
 
 def _interrupted(*_: object) -> None:

@@ -23,7 +23,7 @@ from evcl._core.catalogue import (
     measured,
 )
 from evcl._core.errors import EvclError, unknown
-from evcl.cli.options import HELP, DataDir, Once, Plugins, Usage, usage
+from evcl.cli.options import HELP, DataDir, Once, Plugins, Usage, as_command, usage
 from evcl.cli.progress import console, echo, screen
 
 KINDS = ("methods", "benchmarks", "presets")
@@ -134,20 +134,20 @@ def _methods(names: list[str]) -> None:
         echo(line)
 
 
-app = typer.Typer(rich_markup_mode=None, context_settings=HELP, help="List, fetch and verify data sets.")
+data = typer.Typer(name="data", rich_markup_mode=None, context_settings=HELP, help="List, fetch and verify data sets.")
 
 
-@app.command("list", cls=Once)
+@data.command("list", cls=Once)
 def list_data() -> None:
     """List every data set.
 
     What the cache holds, where it was fetched from, and its licence.
     """
-    from evcl import data
+    from evcl import data as sets
     from evcl.data.progress import megabytes
 
-    for name, entry in data.CATALOG.items():
-        here = data.status(name)
+    for name, entry in sets.CATALOG.items():
+        here = sets.status(name)
         state = f"{megabytes(here.bytes)} in {here.folder}, from {here.source}" if here.fetched else "not fetched"
         if here.fetched and here.problem:
             state = f"{here.problem}; run evcl data fetch {name}"
@@ -156,19 +156,18 @@ def list_data() -> None:
         echo(f"{'':<14} licence: {entry.licence}; cite: {entry.citation}")
 
 
-@app.command(cls=Once)
+@data.command(cls=Once)
+@as_command
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets to fetch; see evcl data list.")],
     data_dir: DataDir = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Use only --data-dir and the cache [EVCL_OFFLINE=1].")
-    ] = False,
+    offline: Annotated[bool, "Use only --data-dir and the cache [EVCL_OFFLINE=1]."] = False,
 ) -> None:
     """Fetch data sets into the cache.
 
     From the first source whose files have the right checksums.
     """
-    from evcl import data
+    from evcl import data as sets
     from evcl.data.progress import megabytes
 
     _known(names)
@@ -176,30 +175,31 @@ def fetch(
         raise typer.BadParameter(f"--data-dir: there is no folder {data_dir}")
 
     def one(name: str) -> str:
-        here = data.fetch(name, data_dir, offline or None)
+        here = sets.fetch(name, data_dir, offline or None)
         return f"{name}: verified, {megabytes(here.bytes)} in {here.folder}, from {here.source}"
 
     _each(names, one)
 
 
-@app.command(cls=Once)
+@data.command(cls=Once)
+@as_command
 def verify(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Data sets to verify [all that were fetched].")
     ] = None,
 ) -> None:
     """Check every byte in the cache, and count duplicate images."""
-    from evcl import data
+    from evcl import data as sets
     from evcl.data.progress import megabytes
 
     _known(names or [])
-    wanted = names or [name for name in data.CATALOG if data.status(name).fetched]
+    wanted = names or [name for name in sets.CATALOG if sets.status(name).fetched]
     if not wanted:
         echo("nothing has been fetched yet; see evcl data fetch")
 
     def one(name: str) -> str:
-        found = data.verify(name)
-        entry = data.CATALOG[name]
+        found = sets.verify(name)
+        entry = sets.CATALOG[name]
         if not entry.images:
             twice = f"{found.copies} texts are duplicates" if "texts" in entry.arrays else "files, byte by byte"
         elif found.test_images:
@@ -212,11 +212,11 @@ def verify(
 
 
 def _known(names: list[str]) -> None:
-    from evcl import data
+    from evcl import data as sets
 
     try:
         for name in names:
-            data.CATALOG[name]
+            sets.CATALOG[name]
     except EvclError as error:
         raise typer.BadParameter(str(error)) from error
 

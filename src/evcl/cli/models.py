@@ -164,8 +164,8 @@ def _show_learner(card: dict[str, Any], voice: Voice) -> None:
 
 def merge(
     sites: Annotated[list[Path], typer.Argument(metavar="MODEL", help="The sites' model files, at least two.")],
-    base: Annotated[Path, typer.Option(help="The model file that every site started from.")],
-    out: Annotated[Path, typer.Option(help="The model file to write.")],
+    base: Annotated[Path, "The model file that every site started from."],
+    out: Annotated[Path, "The model file to write."],
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -194,11 +194,9 @@ def merge(
 def export(
     model: Annotated[Path, typer.Argument(help="A model file of evcl learn, or of an evcl.nn.mlp.")],
     out: Annotated[Path, typer.Argument(help="The file to write: .onnx, or .pt2 for torch.export.")],
-    task: Annotated[str | None, typer.Option(help="The task whose head predicts; needed if there are several.")] = None,
-    what: Annotated[str, typer.Option(help="predictive (with uncertainty) or mean (the mean network).")] = "predictive",
-    samples: Annotated[
-        int | None, typer.Option(help="Draws of the weights to store in the file [as predictions use].")
-    ] = None,
+    task: Annotated[str | None, "The task whose head predicts; needed if there are several."] = None,
+    what: Annotated[str, "predictive (with uncertainty) or mean (the mean network)."] = "predictive",
+    samples: Annotated[int | None, "Draws of the weights to store in the file [as predictions use]."] = None,
 ) -> None:
     """Write a network that predicts without evcl.
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
-from inspect import Parameter, Signature
+from importlib import import_module
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from evcl import experiments
@@ -31,43 +33,51 @@ def a_benchmark(incomplete: str) -> list[str]:
 Plugins = Annotated[
     list[str] | None, typer.Option(metavar="FILE", help="A Python file or module that registers methods or benchmarks.")
 ]
-Preset = Annotated[str, typer.Option(help="Where settings come from: tuned, default, paper or authors; see evcl list.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over each task's data.")]
+Preset = Annotated[str, "Where settings come from: tuned, default, paper or authors; see evcl list."]
+Epochs = Annotated[int | None, "Passes over each task's data."]
 GivenSettings = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="NAME=VALUE", help="A setting: strength=0.1; see evcl list settings. May be repeated."
     ),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")]
-Device = Annotated[str, typer.Option(help="auto (cuda if there is one, else cpu), cpu, cuda or mps.")]
-OneDevice = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto: cuda if there is one, else cpu.")]
-Precision = Annotated[str | None, typer.Option(help="Precision of matrix products: fp32 [CPU], tf32 [GPU] or bf16.")]
+DataDir = Annotated[Path | None, "A local folder with data files [EVCL_DATA]."]
+Device = Annotated[str, "auto (cuda if there is one, else cpu), cpu, cuda or mps."]
+OneDevice = Annotated[str, "cpu, cuda, mps, or auto: cuda if there is one, else cpu."]
+Precision = Annotated[str | None, "Precision of matrix products: fp32 [CPU], tf32 [GPU] or bf16."]
 
 
-def takes_options(command: Callable[[Any], None]) -> Callable[..., None]:
-    """The command with an option for each field of the dataclass that this function takes, inherited fields last."""
-    hints = get_type_hints(command)
-    kind = hints[next(name for name in hints if name != "return")]
+def as_command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer takes it. If it takes a dataclass, it has an option for each field, inherited ones last. A
+    text beside a type is the help of an option; a flag has no opposite.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    kind: Any = next(iter(hints.values()))
+    record = is_dataclass(kind)
+    if record:
+        hints = get_type_hints(kind, include_extras=True)
+        own = sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)
+        defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in own}
+    else:
+        defaults = {name: parameter.default for name, parameter in signature(function).parameters.items()}
+    annotations = {name: _option(name, hints[name]) for name in defaults}
 
     def call(**given: object) -> None:
-        command(kind(**given))
+        function(kind(**given)) if record else function(**given)
 
-    own = kind.__annotations__
-    annotated = get_type_hints(kind, include_extras=True)
+    call.__name__, call.__doc__, call.__annotations__ = function.__name__, function.__doc__, annotations
     parameters = [
-        Parameter(
-            field.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if field.default is MISSING else field.default,
-            annotation=annotated[field.name],
-        )
-        for field in sorted(fields(kind), key=lambda field: field.name not in own)
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotations[name])
+        for name, default in defaults.items()
     ]
-    call.__name__, call.__doc__ = command.__name__, command.__doc__
-    call.__annotations__ = annotated
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return call
+
+
+def _option(name: str, hint: object) -> object:
+    kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
+    return Annotated[(kind, *(typer.Option(*flag, help=one) if isinstance(one, str) else one for one in about))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +87,8 @@ class ManyRuns:
     engine: Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")] = (
         "local"
     )
-    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")] = None
-    workers: Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")] = None
+    address: Annotated[str | None, "Address of the Ray cluster [start one here]."] = None
+    workers: Annotated[int | None, "Number of parallel processes on a CPU [one per core]."] = None
     device: Device = "auto"
     precision: Precision = None
     plugin: Plugins = None
@@ -163,11 +173,15 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 GIVEN = "evcl.given"  # the key of a context's `meta` that holds the options as they were given
 KINDS = {"integer": "a whole number", "number": "a number", "float": "a number"}  # words of typer's messages
-SECTIONS = {  # of evcl --help, in order
-    "Your own data": ("learn", "stream", "predict", "inspect", "merge", "export"),
-    "Benchmarks": ("demo", "run", "report", "list", "data"),
-    "Many runs": ("sweep", "status", "tune", "reproduce"),
-}
+SECTIONS = {  # of evcl --help, in order: each command, and the file that it is in
+    "Your own data": {
+        "learn": "tables", "stream": "stream", "predict": "tables", "inspect": "models", "merge": "models",
+        "export": "models",
+    },
+    "Benchmarks": {"demo": "run", "run": "run", "report": "run", "list": "lists", "data": "lists"},
+    "Many runs": {"sweep": "sweep", "status": "sweep", "tune": "sweep", "reproduce": "sweep"},
+}  # fmt: skip
+HOMES = {name: home for commands in SECTIONS.values() for name, home in commands.items()}
 
 
 class Once(TyperCommand):
@@ -212,11 +226,27 @@ INSTEAD = {  # names that a newcomer may try
 
 
 class Sections(TyperGroup):
-    """The group of all commands. Its help lists them by what they are for."""
+    """The group of all commands, imported when they are used. Its help lists them by what they are for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(HOMES)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name in HOMES and name not in self.commands:
+            found = getattr(import_module(f"evcl.cli.{HOMES[name]}"), "list_" if name == "list" else name)
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+                alone.command(name, cls=Once)(as_command(found))
+                found = alone
+            self.commands[name] = typer.main.get_command(found)
+        return self.commands.get(name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in INSTEAD and args[0] not in self.commands:
+        if args and args[0] in INSTEAD:
             raise UsageError(f"No such command {args[0]!r}: {INSTEAD[args[0]]}", ctx)
+        if args and args[0] not in HOMES:  # the message suggests one of all
+            for name in HOMES:
+                self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -230,9 +260,9 @@ class Sections(TyperGroup):
         return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, self.commands))
+        width = max(map(len, HOMES))
         for title, names in SECTIONS.items():
-            rows = [(name.ljust(width), self.commands[name]) for name in names if name in self.commands]
+            rows = [(name.ljust(width), self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
                 formatter.write_dl([(name, one.get_short_help_str(formatter.width)) for name, one in rows])
 

@@ -29,7 +29,6 @@ from evcl.cli.options import (
     chosen_seeds,
     one_thread,
     settings,
-    takes_options,
     usage,
 )
 from evcl.cli.progress import print_line, print_tables, progress, write_report_of
@@ -48,42 +47,27 @@ class RunOptions:
     method: Annotated[
         str | None, typer.Option(help="The method; see evcl list [evcl; ekf for rows].", autocompletion=a_method)
     ] = None
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds: 0, 1, ... [3].")] = None
-    seed_list: Annotated[str | None, typer.Option(help="Use exactly these seeds: 0,7,9.")] = None
+    seeds: Annotated[int | None, "Number of seeds: 0, 1, ... [3]."] = None
+    seed_list: Annotated[str | None, "Use exactly these seeds: 0,7,9."] = None
     epochs: Epochs = None
     preset: Preset = "tuned"
     set_: GivenSettings = None
-    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None
-    validation: Annotated[
-        float | None, typer.Option(help="Hold out this fraction of each training set, and measure on it.")
-    ] = None
-    scenario: Annotated[
-        str | None, typer.Option(help="What a prediction is told: task, domain or class [the benchmark's own].")
-    ] = None
-    memory: Annotated[
-        int | None, typer.Option(help="Keep this many examples in all, and rehearse them [none; 200 for er, ...].")
-    ] = None
-    network: Annotated[str | None, typer.Option(help="Network in place of the benchmark's: 400x400, resnet18, ...")] = (
-        None
-    )
-    out: Annotated[Path | None, typer.Option(help="Folder for the result [runs/BENCHMARK/METHOD].")] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder's result.")] = False
+    tasks: Annotated[int | None, "Number of tasks."] = None
+    validation: Annotated[float | None, "Hold out this fraction of each training set, and measure on it."] = None
+    scenario: Annotated[str | None, "What a prediction is told: task, domain or class [the benchmark's own]."] = None
+    memory: Annotated[int | None, "Keep this many examples in all, and rehearse them [none; 200 for er, ...]."] = None
+    network: Annotated[str | None, "Network in place of the benchmark's: 400x400, resnet18, ..."] = None
+    out: Annotated[Path | None, "Folder for the result [runs/BENCHMARK/METHOD]."] = None
+    overwrite: Annotated[bool, "Replace the folder's result."] = False
     plugin: Plugins = None
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the folder's checkpoint, if it has one.")] = (
-        False
-    )
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints; 0: only after each task.")] = (
-        60.0
-    )
+    resume: Annotated[bool, "Resume from the folder's checkpoint, if it has one."] = False
+    checkpoint_seconds: Annotated[float, "Seconds between checkpoints; 0: only after each task."] = 60.0
     device: Device = "auto"
     precision: Precision = None
     data_dir: DataDir = None
-    log: Annotated[
-        str | None, typer.Option(help="Write each epoch's metrics to a log in the folder: csv or tensorboard.")
-    ] = None
+    log: Annotated[str | None, "Write each epoch's metrics to a log in the folder: csv or tensorboard."] = None
 
 
-@takes_options
 def run(options: RunOptions) -> None:
     """Train one method on one benchmark.
 
@@ -190,9 +174,9 @@ DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("evcl-demo"),
-    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data; fewer is faster.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, ignoring earlier results.")] = False,
+    out: Annotated[Path, "Folder for the results, figures and page."] = Path("evcl-demo"),
+    epochs: Annotated[int | None, "Passes over each task's data; fewer is faster."] = None,
+    overwrite: Annotated[bool, "Train again, ignoring earlier results."] = False,
 ) -> None:
     """Train four methods on the built-in data.
 

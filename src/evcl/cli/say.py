@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evcl.tables.source import Dialect
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing, except errors.")]
+Quiet = Annotated[bool, "Print nothing, except errors."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,13 @@ class FileOptions:
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out. May be repeated.")
     ] = None
-    separator: Annotated[str | None, typer.Option(help="What separates columns: ; or tab or space [detected].")] = None
-    decimal: Annotated[str | None, typer.Option(help="The decimal sign, . or , [detected].")] = None
+    separator: Annotated[str | None, "What separates columns: ; or tab or space [detected]."] = None
+    decimal: Annotated[str | None, "The decimal sign, . or , [detected]."] = None
     missing: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="A text or number that means a missing value. May be repeated."),
     ] = None
-    query: Annotated[str | None, typer.Option(help="SQL that selects the rows, if the data is a DuckDB database.")] = (
-        None
-    )
+    query: Annotated[str | None, "SQL that selects the rows, if the data is a DuckDB database."] = None
     as_json: AsJson = False
     quiet: Quiet = False
 

@@ -10,7 +10,7 @@ import typer
 
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
-from evcl.cli.options import one_thread, takes_options, usage
+from evcl.cli.options import one_thread, usage
 from evcl.cli.progress import bars, console, plain_table
 from evcl.cli.say import FileOptions, Voice, many, percent, shortened, size_of
 
@@ -28,19 +28,16 @@ LINES = 10  # this many lines of progress where there is no terminal
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(FileOptions):
     data: Annotated[list[Path], typer.Argument(help="Files (CSV, Excel, Parquet, Arrow, NumPy, DuckDB).")]
-    target: Annotated[str, typer.Option(help="The column to predict.")]
-    time: Annotated[str | None, typer.Option(help="The column of dates or numbers that orders the rows.")] = None
-    out: Annotated[Path | None, typer.Option(help="The model file to write, or to continue (.safetensors).")] = None
-    delay: Annotated[int, typer.Option(help="How many rows later the label of a row arrives.")] = 0
-    batch: Annotated[int, typer.Option(help="Rows per step: all are predicted, then learned.")] = 16
-    false_alarms: Annotated[float | None, typer.Option(help="Highest rate of false alarms, per row [0.0001].")] = None
-    kind: Annotated[
-        str | None, typer.Option(help="What the target is: class, number or count [number if it has fractions].")
-    ] = None
-    seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None
+    target: Annotated[str, "The column to predict."]
+    time: Annotated[str | None, "The column of dates or numbers that orders the rows."] = None
+    out: Annotated[Path | None, "The model file to write, or to continue (.safetensors)."] = None
+    delay: Annotated[int, "How many rows later the label of a row arrives."] = 0
+    batch: Annotated[int, "Rows per step: all are predicted, then learned."] = 16
+    false_alarms: Annotated[float | None, "Highest rate of false alarms, per row [0.0001]."] = None
+    kind: Annotated[str | None, "What the target is: class, number or count [number if it has fractions]."] = None
+    seed: Annotated[int | None, "Random seed [0]."] = None
 
 
-@takes_options
 def stream(options: StreamOptions) -> None:
     """Learn rows in order, each predicted first, with alarms.
 

@@ -12,7 +12,7 @@ import typer
 
 from evcl import experiments
 from evcl._core.errors import EvclError, unknown
-from evcl.cli.options import Epochs, ManyRuns, Preset, Usage, first_seeds, one_thread, takes_options, usage
+from evcl.cli.options import Epochs, ManyRuns, Preset, Usage, first_seeds, one_thread, usage
 from evcl.cli.progress import cells_bar, console, forecast_bar, print_line, print_trials, trials_bar, write_report_of
 
 SHOWN = 20  # at most this many rows per table, and this many failures
@@ -21,11 +21,10 @@ SHOWN = 20  # at most this many rows per table, and this many failures
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(ManyRuns):
     file: Annotated[Path, typer.Argument(help="A TOML file that defines the sweep: see above.")]
-    out: Annotated[Path | None, typer.Option(help="Folder for the results [named like the file, beside it].")] = None
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run cells again that failed before.")] = False
+    out: Annotated[Path | None, "Folder for the results [named like the file, beside it]."] = None
+    retry_failed: Annotated[bool, "Run cells again that failed before."] = False
 
 
-@takes_options
 def sweep(options: SweepOptions) -> None:
     """Run every method, setting and seed of a sweep file, once.
 
@@ -136,15 +135,14 @@ class ReproduceOptions(ManyRuns):
     method: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="Run only this method. May be repeated.")
     ] = None
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0 [5].")] = None
+    seeds: Annotated[int | None, "Number of seeds, counted from 0 [5]."] = None
     epochs: Epochs = None
     preset: Preset = "tuned"
-    quick: Annotated[bool, typer.Option("--quick", help="Only 5 epochs and 2 seeds, which takes minutes.")] = False
-    out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("reproduction")
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, replacing earlier results.")] = False
+    quick: Annotated[bool, "Only 5 epochs and 2 seeds, which takes minutes."] = False
+    out: Annotated[Path, "Folder for the results, figures and page."] = Path("reproduction")
+    overwrite: Annotated[bool, "Train again, replacing earlier results."] = False
 
 
-@takes_options
 def reproduce(options: ReproduceOptions) -> None:
     """Reproduce the paper.
 
@@ -179,16 +177,13 @@ def reproduce(options: ReproduceOptions) -> None:
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(ManyRuns):
     search: Annotated[Path, typer.Argument(help="A TOML file that defines the search: see above.")]
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results, one file per benchmark [beside the search].")
-    ] = None
+    out: Annotated[Path | None, "Folder for the results, one file per benchmark [beside the search]."] = None
     benchmark: Annotated[
         list[str] | None, typer.Option(metavar="BENCHMARK", help="Tune only on this benchmark. May be repeated.")
     ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again, replacing earlier results.")] = False
+    overwrite: Annotated[bool, "Search again, replacing earlier results."] = False
 
 
-@takes_options
 def tune(options: TuneOptions) -> None:
     """Search for settings on validation data.
 

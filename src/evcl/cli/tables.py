@@ -19,7 +19,6 @@ from evcl.cli.options import (
     checked_device,
     one_thread,
     settings,
-    takes_options,
     usage,
 )
 from evcl.cli.progress import epochs_bar
@@ -33,10 +32,7 @@ SIDE = Setting(64, "longest side of images", low=1, high=1000)
 WIDTH = Setting(1, "units of a hidden layer", low=1, high=100_000)
 
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
-Data = Annotated[
-    Path,
-    typer.Option(help="A file (CSV, Excel, Parquet, Arrow, NumPy, DuckDB), or a folder with one folder per class."),
-]
+Data = Annotated[Path, "A file (CSV, Excel, Parquet, Arrow, NumPy, DuckDB), or a folder with one folder per class."]
 Word = TypeVar("Word", bound=str)
 
 
@@ -44,35 +40,28 @@ Word = TypeVar("Word", bound=str)
 class LearnOptions(FileOptions):
     model: ModelFile
     data: Data
-    target: Annotated[str | None, typer.Option(help="The column of labels; needed to create the model.")] = None
-    task: Annotated[str | None, typer.Option(help="The task's name [the file's name].")] = None
-    head: Annotated[str | None, typer.Option(help="A task whose head this file shares, or new [the last task].")] = None
+    target: Annotated[str | None, "The column of labels; needed to create the model."] = None
+    task: Annotated[str | None, "The task's name [the file's name]."] = None
+    head: Annotated[str | None, "A task whose head this file shares, or new [the last task]."] = None
     method: Annotated[str | None, typer.Option(help="The method; see evcl list [evcl].", autocompletion=a_method)] = (
         None
     )
-    hidden: Annotated[str | None, typer.Option(help="Widths of the hidden layers: 100,100 [100].")] = None
-    epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None
+    hidden: Annotated[str | None, "Widths of the hidden layers: 100,100 [100]."] = None
+    epochs: Annotated[int | None, "Passes over the file."] = None
     set_: GivenSettings = None
-    seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None
-    validation: Annotated[float, typer.Option(help="Hold out this fraction of the file, and measure on it.")] = 0.1
-    keep: Annotated[
-        int | None, typer.Option(help="Keep this many rows in all, balanced by class, and rehearse them [none].")
-    ] = None
+    seed: Annotated[int | None, "Random seed [0]."] = None
+    validation: Annotated[float, "Hold out this fraction of the file, and measure on it."] = 0.1
+    keep: Annotated[int | None, "Keep this many rows in all, balanced by class, and rehearse them [none]."] = None
     category: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Treat this column as categorical, even if numeric. May be repeated."),
     ] = None
-    kind: Annotated[
-        str | None, typer.Option(help="What the target is: class, number or count [number if it has fractions].")
-    ] = None
-    image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None
-    unknown: Annotated[
-        str, typer.Option(help="What to do with new categories and columns: learn, missing or error.")
-    ] = "learn"
+    kind: Annotated[str | None, "What the target is: class, number or count [number if it has fractions]."] = None
+    image_side: Annotated[int | None, "Longest side of images after scaling [64]."] = None
+    unknown: Annotated[str, "What to do with new categories and columns: learn, missing or error."] = "learn"
     device: OneDevice = "cpu"
 
 
-@takes_options
 def learn(options: LearnOptions) -> None:
     """Learn a file as one more task.
 
@@ -177,28 +166,20 @@ def _report(learned: tables.Learned, path: Path, voice: Voice) -> None:
 class PredictOptions(FileOptions):
     model: ModelFile
     data: Data
-    out: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet; - is standard output, as CSV.")]
-    task: Annotated[str | None, typer.Option(help="Task whose head predicts, or infer [infer if several].")] = None
-    unknown: Annotated[str, typer.Option(help="What to do with unknown categories and columns: missing or error.")] = (
-        "missing"
-    )
+    out: Annotated[Path, "The file to write: .csv or .parquet; - is standard output, as CSV."]
+    task: Annotated[str | None, "Task whose head predicts, or infer [infer if several]."] = None
+    unknown: Annotated[str, "What to do with unknown categories and columns: missing or error."] = "missing"
     key: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLUMN", help="Write only this column of the file beside the predictions [all]. May be repeated."
         ),
     ] = None
-    only_predictions: Annotated[
-        bool, typer.Option("--only-predictions", help="Write no columns of the file beside the predictions.")
-    ] = False
-    keep_formulas: Annotated[
-        bool,
-        typer.Option("--keep-formulas", help="Write texts that look like spreadsheet formulas unchanged."),
-    ] = False
+    only_predictions: Annotated[bool, "Write no columns of the file beside the predictions."] = False
+    keep_formulas: Annotated[bool, "Write texts that look like spreadsheet formulas unchanged."] = False
     device: OneDevice = "cpu"
 
 
-@takes_options
 def predict(options: PredictOptions) -> None:
     """Predict every row of a file.
 

@@ -23,7 +23,6 @@ from evcl._core.files import (
 )
 from evcl._core.interrupts import deferred
 from evcl._core.settings import Setting
-from evcl.experiments.reading import read_result
 from evcl.experiments.result import RESULT, Result, to_json
 from evcl.experiments.trunk import is_text
 
@@ -49,6 +48,8 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str
     found = None
     try:
         if (folder / name).exists():
+            from evcl.experiments.reading import read_result
+
             check_regular(folder / name)
             found = read_result(folder / name)
     except EvclError as error:
@@ -116,6 +117,8 @@ def write_result(folder: Path, result: Result, overwrite: bool = False) -> Path:
                 sync_folder(folder)
                 return path
     if not overwrite and path.exists():
+        from evcl.experiments.reading import read_result
+
         found = read_result(path)
         if any(getattr(found, key) != getattr(result, key) for key in ("benchmark", "method", "config", "seeds")):
             other = f"{found.benchmark} {found.method}"

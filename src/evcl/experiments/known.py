@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError, unknown
@@ -20,6 +20,7 @@ from evcl._core.settings import CORESET, ELASTIC, Setting
 
 if TYPE_CHECKING:
     from evcl.benchmarks import Entry
+    from evcl.methods import Method
 
 
 class KnownBenchmark(NamedTuple):
@@ -34,20 +35,9 @@ class KnownBenchmark(NamedTuple):
 _OF_KIND = {None: "tasks", "rows": "rows", "agents": ""}  # those of agents depend on the stream
 
 
-class KnownMethod(Protocol):
-    """A method as a preset and a report use it; an `evcl.methods.Method` is one."""
+class KnownMethod(NamedTuple):
+    """A method as a preset and a report use it."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def bayesian(self) -> bool: ...
-    @property
-    def jointly(self) -> bool: ...
-    @property
-    def known_settings(self) -> Mapping[str, Setting]: ...
-
-
-class _Stored(NamedTuple):
     name: str
     bayesian: bool
     jointly: bool
@@ -74,33 +64,31 @@ def known_benchmark(name: str) -> KnownBenchmark | None:
 
 
 @cache
-def _stored(kind: str, name: str) -> KnownMethod | None:
-    found = _table()["methods"].get(kind, {}).get(name)
-    if found is None:
-        return None
+def _stored(kind: str, name: str) -> KnownMethod:
+    found = _table()["methods"][kind][name]
     settings = {
         key: Setting(value[0], "", choices=tuple(value[1])) if isinstance(value, list) else Setting(value, "")
         for key, value in found["settings"].items()
     }
-    return _Stored(name, found["bayesian"], found["jointly"], settings)
+    return KnownMethod(name, found["bayesian"], found["jointly"], settings)
 
 
 def known_method(benchmark: str, name: str) -> KnownMethod | None:
     """The method of this name with the settings that it has on a benchmark; None if there is none."""
     about = known_benchmark(benchmark)
-    found = _stored("tasks" if about is None else about.kind, name)
-    if found is None and "evcl.methods" in sys.modules:
-        from evcl.experiments.config import method_of
-        from evcl.methods import METHODS
+    kind = "tasks" if about is None else about.kind
+    if name in _table()["methods"].get(kind, {}):
+        return _stored(kind, name)
+    if "evcl.methods" not in sys.modules:
+        return None
+    from evcl.experiments.config import method_of
+    from evcl.methods import METHODS
 
-        try:
-            return METHODS.get(name) if about is None else method_of(benchmark, name)
-        except EvclError:
-            return None
-    return found
-
-
-# --- presets ---------------------------------------------------------------------------------------------------------
+    try:
+        one = METHODS[name] if about is None else method_of(benchmark, name)
+    except EvclError:
+        return None
+    return KnownMethod(one.name, one.bayesian, one.jointly, one.known_settings)
 
 
 SUMMARIES = {
@@ -117,7 +105,7 @@ def _presets() -> dict[str, Any]:
     return tomllib.loads(files("evcl.experiments").joinpath("presets.toml").read_text("utf-8"))
 
 
-def preset(name: str, benchmark: str, method: KnownMethod, tasks: int | None = None) -> dict[str, Any]:
+def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int | None = None) -> dict[str, Any]:
     """The settings that a preset gives a method on a benchmark; more specific tables win.
 
     The preset `authors` also says which `network` and how many `tasks` the authors used.

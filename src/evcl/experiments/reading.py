@@ -14,7 +14,7 @@ from evcl._core.bounds import MOST_LISTS, MOST_NUMBERS, MOST_RESULT_BYTES
 from evcl._core.errors import EvclError
 from evcl._core.files import read_text
 from evcl._core.shown import plain, shown
-from evcl.experiments.result import RANGES, SCHEMA, SCORES, Bins, Result, StreamMeasures
+from evcl.experiments.result import RANGES, SCHEMA, SCORES, Result, StreamMeasures, Summary
 from evcl.experiments.samples import decoded
 
 BINS = 15  # of a reliability diagram
@@ -47,7 +47,7 @@ def read_result(path: Path) -> Result:
             raise ValueError(f"schema {schema}")
         result = msgspec.json.decode(text, type=Result)
         _check(result)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise EvclError(f"{path} is not a result of evcl ({shown(str(error)[:500], True)})") from error
     return result
 
@@ -63,6 +63,12 @@ def _check_names(result: Result) -> None:
             raise ValueError(f"{shown(name, True)} should have no control characters")
 
 
+def _check_range(name: str, summary: Summary, low: float, high: float, seeds: int) -> None:
+    values = [summary.mean, summary.std, *summary.per_seed]
+    if len(values) != seeds + 2 or any(value is not None and not low <= value <= high for value in values):
+        raise ValueError(f"{name} should have one number per seed, from {low:g} to {high:g}")
+
+
 def _check_summaries(result: Result) -> None:
     """Each measure has a value per seed, in its range, and a mean only if all seeds have one."""
     count = len(result.seeds)
@@ -73,9 +79,7 @@ def _check_summaries(result: Result) -> None:
         summaries[name] = result.measure(name), width * low, width * high
     summaries |= {f"inferred_accuracy {how}": (one, 0, 1) for how, one in result.inferred_accuracy.items()}
     for name, (summary, low, high) in summaries.items():
-        values = [summary.mean, summary.std, *summary.per_seed]
-        if len(values) != count + 2 or any(value is not None and not low <= value <= high for value in values):
-            raise ValueError(f"{name} should have one number per seed, from {low:g} to {high:g}")
+        _check_range(name, summary, low, high, count)
         if None in summary.per_seed and (summary.mean is not None or summary.std is not None):
             raise ValueError(f"{name} should have no mean where a seed has no number")
 
@@ -111,20 +115,16 @@ def _check(result: Result) -> None:
         raise ValueError(f"the last row of {name}, and so its average, should be measured")
 
 
-def _check_parts(result: Result, count: int) -> None:
+def _check_parts(result: Result, seeds: int) -> None:
     if result.samples is not None:
         decoded(result.samples)
     if result.reliability is not None:
-        _check_reliability(result.reliability, count)
+        if [len(bins) for bins in result.reliability] != [BINS] * seeds:
+            raise ValueError(f"reliability should have {BINS} bins for each of {seeds} seeds")
+        if not all(0 <= value <= 1 for bins in result.reliability for one in bins for value in one):
+            raise ValueError("reliability should lie between 0 and 1")
     if result.prequential is not None:
-        _check_prequential(result.prequential, count)
-
-
-def _check_reliability(found: Bins, seeds: int) -> None:
-    if [len(bins) for bins in found] != [BINS] * seeds:
-        raise ValueError(f"reliability should have {BINS} bins for each of {seeds} seeds")
-    if not all(0 <= value <= 1 for bins in found for one in bins for value in one):
-        raise ValueError("reliability should lie between 0 and 1")
+        _check_prequential(result.prequential, seeds)
 
 
 def _check_prequential(found: StreamMeasures, seeds: int) -> None:
@@ -135,9 +135,7 @@ def _check_prequential(found: StreamMeasures, seeds: int) -> None:
         low, high = PREQUENTIAL.get(name, (-math.inf, math.inf))
         summary, curves = found.measures.get(name), found.curves.get(name)
         if summary is not None:
-            values = [summary.mean, summary.std, *summary.per_seed]
-            if len(values) != seeds + 2 or any(value is not None and not low <= value <= high for value in values):
-                raise ValueError(f"prequential {name} should have one number per seed, from {low:g} to {high:g}")
+            _check_range(f"prequential {name}", summary, low, high, seeds)
         if curves is not None and [len(curve) for curve in curves] != [points] * seeds:
             raise ValueError(f"the curves of {name} should have {points} numbers for each of {seeds} seeds")
         if any(value is not None and not low <= value <= high for curve in curves or () for value in curve):

@@ -266,37 +266,35 @@ def binned(sums: Any) -> Bins:
     return [[(round(n / whole, 6), round(c / max(n, 1), 5), round(r / max(n, 1), 5)) for n, c, r in sums.tolist()]]
 
 
-def _joined(parts: Sequence[Bins | None]) -> Bins | None:
-    """The bins of all seeds; None if a seed has none."""
-    found = [part for part in parts if part is not None]
-    return [bins for part in found for bins in part] if len(found) == len(parts) else None
-
-
 def merge(results: Sequence[Result]) -> Result:
     """Merge the results of one configuration's seeds into one result."""
     if len(results) == 1:
         return results[0]
-    score = results[0].score
-    matrices = [result.matrices for result in results if result.matrices is not None]
-    known = {*MEASURES, score, *(() if results[0].sample_uncertainty is None else ("sample_uncertainty",))}
-    measures: dict[str, Any] = {
-        name: summarise([v for r in results for v in r.measure(name).per_seed]) for name in known
-    }
-    measures[SCORES[score].matrices] = [matrix for some in matrices for matrix in some] if matrices else None
+    first, score = results[0], results[0].score
+    matrices = [matrix for result in results if result.matrices is not None for matrix in result.matrices]
+    bins = [result.reliability for result in results if result.reliability is not None]
+    known = {*MEASURES, score, *(() if first.sample_uncertainty is None else ("sample_uncertainty",))}
     return replace(
-        results[0],
+        first,
         seeds=[seed for result in results for seed in result.seeds],
         seconds=round(sum(result.seconds for result in results), 3),
         memory_bytes=max((r.memory_bytes for r in results if r.memory_bytes is not None), default=None),
-        inferred_accuracy={
-            how: summarise([v for r in results for v in r.inferred_accuracy[how].per_seed])
-            for how in results[0].inferred_accuracy
-            if all(how in result.inferred_accuracy for result in results)
-        },
-        reliability=_joined([result.reliability for result in results]),
+        inferred_accuracy=_together([result.inferred_accuracy for result in results]),
+        reliability=[one for some in bins for one in some] if len(bins) == len(results) else None,
         prequential=_merged([result.prequential for result in results if result.prequential is not None]),
-        **measures,
+        **{SCORES[score].matrices: matrices or None},
+        **{name: _joined([result.measure(name) for result in results]) for name in known},
     )
+
+
+def _joined(summaries: Sequence[Summary]) -> Summary:
+    return summarise([value for one in summaries for value in one.per_seed])
+
+
+def _together(measures: Sequence[Mapping[str, Summary]]) -> dict[str, Summary]:
+    """The measures of all seeds; one that a seed lacks is left out."""
+    names = [name for name in measures[0] if all(name in one for one in measures)]
+    return {name: _joined([one[name] for one in measures]) for name in names}
 
 
 def prequential(
@@ -325,15 +323,11 @@ def _merged(blocks: Sequence[StreamMeasures]) -> StreamMeasures | None:
     first = blocks[0]
     if any((one.rows, one.window) != (first.rows, first.window) for one in blocks):
         raise EvclError("the seeds of a stream have different numbers of rows: they cannot be merged")
-    names = [name for name in first.measures if all(name in one.measures for one in blocks)]
+    curves = [name for name in first.curves if all(name in one.curves for one in blocks)]
     return replace(
         first,
-        measures={name: summarise([v for one in blocks for v in one.measures[name].per_seed]) for name in names},
-        curves={
-            name: [curve for one in blocks for curve in one.curves[name]]
-            for name in first.curves
-            if all(name in one.curves for one in blocks)
-        },
+        measures=_together([one.measures for one in blocks]),
+        curves={name: [c for one in blocks for c in one.curves[name]] for name in curves},
         alarms=[alarms for one in blocks for alarms in one.alarms],
     )
 

@@ -147,9 +147,9 @@ def execute_seeds(
     """Run a configuration on this machine: on a CPU each of several seeds in a process of its own, at most `workers` at
     a time; on a GPU side by side. With `ranks`, several processes train all seeds side by side.
     """
-    if ranks is not None:
+    if ranks is not None or len(config.seeds) == 1:
         return execute(config, on_event, allow_divergence, ranks, checkpoints)
-    if config.device == "cpu" and len(config.seeds) > 1:
+    if config.device == "cpu":
         return _in_processes(config, Seeds(config, on_event), allow_divergence, workers, checkpoints)
     heard, size, found = Seeds(config, on_event), REPLICAS if config.device == "cuda" else 1, list[Result]()
     for first in range(0, len(config.seeds), size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import struct
 import zlib
 from collections.abc import Sequence
@@ -56,20 +57,14 @@ def png(image: Bytes) -> bytes:
     rows = image.transpose(1, 2, 0).reshape(height, -1)
     lines = np.pad(rows, ((0, 0), (1, 0))).tobytes()  # each row begins with its filter, none
     head = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
-    return SIGNATURE + b"".join(_chunk(name, content) for name, content in parts)
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    parts = (b"IHDR" + head, b"IDAT" + zlib.compress(lines, 9), b"IEND")
+    return SIGNATURE + b"".join(struct.pack(">I", len(p) - 4) + p + struct.pack(">I", zlib.crc32(p)) for p in parts)
 
 
 def decoded(text: str) -> bytes:
     """The bytes of a picture. Raises ValueError if it is no PNG."""
-    try:
+    with contextlib.suppress(binascii.Error):
         found = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError("samples should be a PNG in base64") from error
-    if not found.startswith(SIGNATURE):
-        raise ValueError("samples should be a PNG in base64")
-    return found
+        if found.startswith(SIGNATURE):
+            return found
+    raise ValueError("samples should be a PNG in base64")

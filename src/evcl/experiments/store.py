@@ -30,9 +30,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evcl._core.bounds import MOST_STORE_BYTES
@@ -82,23 +83,22 @@ def _hash(content: Any) -> str:
 # --- owners ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Owner:
-    """A process that runs cells."""
+class Owner(Struct, frozen=True):
+    """A process that runs cells: the contents of its file."""
 
-    name: str
     machine: str  # where its pid is valid: host, boot and PID namespace
     pid: int
     started: str  # its start time, so that a reused pid is not mistaken for it; "" if unknown
-    beat: float
+    beat: Annotated[float, Meta(gt=0, le=LONGEST_BEAT)]
 
-    @property
-    def here(self) -> bool:
-        return self.machine == _machine()
+    @classmethod
+    def here(cls, beat: float) -> Owner:
+        """This process."""
+        return cls(_machine(), os.getpid(), _started(os.getpid()), beat)
 
     def dead(self) -> bool:
         """Whether the process is known to have ended; for a process on another machine that is unknown, so False."""
-        if not self.here or os.name != "posix":
+        if self.machine != _machine() or os.name != "posix":
             return False
         try:
             os.kill(self.pid, 0)
@@ -160,7 +160,7 @@ class Store:
 
     def __init__(self, folder: Path, beat: float = BEAT) -> None:
         self.folder, self.beat = folder, beat
-        self.me: Owner | None = None  # set at the first claim
+        self.me = ""  # the name of this process as an owner, from its first claim on
         self._silence = Heartbeats()
         self._ended = threading.Event()
 
@@ -170,10 +170,10 @@ class Store:
     def __exit__(self, *_: object) -> None:
         """Release unfinished claims at once, so that other processes can take them over."""
         self._ended.set()
-        if self.me is not None:
+        if self.me:
             with contextlib.suppress(OSError):
-                self._owner_path(self.me.name).unlink()
-        self.me, self._ended = None, threading.Event()  # it may be entered again, as another owner
+                self._owner_path(self.me).unlink()
+        self.me, self._ended = "", threading.Event()  # it may be entered again, as another owner
 
     def cell(self, key: str) -> Path:
         return self.folder / CELLS / key
@@ -233,8 +233,8 @@ class Store:
         if last and f"failed-{last}.json" not in names and not self._gone(self._claimed_by(name, last)):
             return None
         self._make(folder)
-        claim = {"owner": self._register().name}
-        if not write_once(folder / f"claim-{last + 1}.json", json.dumps(claim) + "\n"):
+        self._register()
+        if not write_once(folder / f"claim-{last + 1}.json", json.dumps({"owner": self.me}) + "\n"):
             return None
         if (folder / RESULT).exists():  # written after our check by an owner presumed dead
             return self.result(config)
@@ -280,7 +280,7 @@ class Store:
         path = self.cell(key) / f"failed-{number}.json"
         try:
             return msgspec.json.decode(read_text(path, MOST_STORE_BYTES), type=Failure)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise EvclError(f"{path} cannot be read: {error}") from error
 
     def forget(self, keys: Iterable[str]) -> None:
@@ -299,25 +299,22 @@ class Store:
 
     def others(self) -> bool:
         """Whether another process has registered here and has not signed off."""
-        return any(self.me is None or name != f"{self.me.name}.json" for name in _names(self.folder / "owners"))
+        return any(name != f"{self.me}.json" for name in _names(self.folder / "owners"))
 
     def _claimed_by(self, key: str, number: int) -> str:
         return str(_read(self.cell(key) / f"claim-{number}.json").get("owner"))
 
     def _owner(self, name: str) -> tuple[Owner | None, int]:
         """An owner (None if it has ended) and its last heartbeat, in nanoseconds of the file system's clock."""
+        path = self._owner_path(name)
         try:
-            with open_regular(self._owner_path(name)) as file:  # on a network file system, opening bypasses the cache
-                content, stamp = parsed(file.read(MOST_STORE_BYTES).decode()), os.fstat(file.fileno()).st_mtime_ns
-            machine, pid, started = str(content["machine"]), int(content["pid"]), str(content["started"])
-            beat = content["beat"]
-            if type(beat) not in (int, float) or not 0 < beat <= LONGEST_BEAT:
-                raise ValueError(f"its beat must be a number of seconds up to {LONGEST_BEAT:g}")
-            return Owner(name, machine, pid, started, float(beat)), stamp
+            with open_regular(path) as file:  # on a network file system, opening bypasses the cache
+                owner = msgspec.json.decode(file.read(MOST_STORE_BYTES), type=Owner)
+                return owner, os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
             return None, 0
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-            raise EvclError(f"{self._owner_path(name)} cannot be read: {error}") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise EvclError(f"{path} cannot be read: {error}") from error
 
     def _gone(self, name: str) -> bool:
         """Whether an owner has ended, or has missed MISSED heartbeats while we watched."""
@@ -326,18 +323,16 @@ class Store:
             return True
         return self._silence.of(name, stamp, owner.beat) > MISSED * owner.beat
 
-    def _register(self) -> Owner:
+    def _register(self) -> None:
         """Register this process as an owner, and start its heartbeat."""
-        if self.me is None:
-            host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]
-            name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
-            me = Owner(name, _machine(), os.getpid(), _started(os.getpid()), self.beat)
-            self._make(self.folder / "owners")
-            content = {"machine": me.machine, "pid": me.pid, "started": me.started, "beat": me.beat}
-            write_once(self._owner_path(name), json.dumps(content) + "\n")
-            self.me = me
-            threading.Thread(target=self._live, args=(self._owner_path(name), self._ended), daemon=True).start()
-        return self.me
+        if self.me:
+            return
+        host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]
+        me = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._make(self.folder / "owners")
+        write_once(self._owner_path(me), msgspec.json.encode(Owner.here(self.beat)).decode() + "\n")
+        self.me = me
+        threading.Thread(target=self._live, args=(self._owner_path(me), self._ended), daemon=True).start()
 
     def _live(self, path: Path, ended: threading.Event) -> None:
         while not ended.wait(self.beat):

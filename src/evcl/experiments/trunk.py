@@ -66,19 +66,14 @@ def trunk(text: str, shape: Sequence[int]) -> nn.Module:
     options = parsed(text)
     if "hidden" in options:
         return mlp(math.prod(shape), **options)
-    name = options.pop("name")
+    name, wanted = options.pop("name"), ""
     if len(shape) != 3:
-        raise EvclError(
-            f"network {name} needs images [channels, height, width], but an example has the shape {list(shape)}",
-            setting="network",
-        )
+        wanted = f"images [channels, height, width], but an example has the shape {list(shape)}"
+    elif name == "cnn" and (shape[1] != shape[2] or shape[1] < SMALLEST):
+        wanted = f"square images of at least {SMALLEST} x {SMALLEST} pixels, not {shape[1]} x {shape[2]}"
+    if wanted:
+        raise EvclError(f"network {name} needs {wanted}", setting="network")
     if name == "cnn":
-        if shape[1] != shape[2] or shape[1] < SMALLEST:
-            raise EvclError(
-                f"network cnn needs square images of at least {SMALLEST} x {SMALLEST} pixels, not {shape[1]} x "
-                f"{shape[2]}",
-                setting="network",
-            )
         return networks.cnn(shape[0], shape[1], **options)
     make: Callable[..., nn.Module] = getattr(networks, name.replace("-", "_"))
     return make(shape[0], **options)

@@ -20,13 +20,13 @@ from evcl.nn.perceptron import MLP, mlp
 from evcl.nn.private import PerTask
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
-from evcl.nn.vae import VAE, task_vae
 from evcl.posterior import Gaussian, Layout, Part
 
 if TYPE_CHECKING:
     from evcl.nn.bert import Bert, minilm, minilm_tokeniser
     from evcl.nn.efficientnet import EfficientNetLite0, efficientnet_lite0
     from evcl.nn.truncation import truncate
+    from evcl.nn.vae import VAE, task_vae
     from evcl.nn.winners import KWinners
 else:  # the pretrained networks need the data sets' cache
     __getattr__, __dir__ = lazily(
@@ -35,6 +35,7 @@ else:  # the pretrained networks need the data sets' cache
             "evcl.nn.bert": "Bert minilm minilm_tokeniser",
             "evcl.nn.efficientnet": "EfficientNetLite0 efficientnet_lite0",
             "evcl.nn.truncation": "truncate",
+            "evcl.nn.vae": "VAE task_vae",
             "evcl.nn.winners": "KWinners",
         },
     )

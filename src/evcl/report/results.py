@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from evcl._core.catalogue import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl._core.errors import EvclError
-from evcl.experiments import CELLS, RESULT, Result, merge, read_result
+from evcl.experiments import CELLS, RESULT, Result, merge
 from evcl.experiments.known import known_benchmark, known_method
 from evcl.experiments.result import SCORES, Score
 from evcl.metrics import accuracy_curve
@@ -95,6 +95,8 @@ class Group:
 
 def find_results(folder: Path) -> list[Result]:
     """Every result below a folder, except in hidden folders; the seeds of a sweep's cells are merged."""
+    from evcl.experiments import read_result
+
     if not folder.is_dir():
         raise EvclError(f"there is no folder {folder}")
     paths = sorted(path for path in folder.rglob(RESULT) if not _hidden(path.relative_to(folder)))

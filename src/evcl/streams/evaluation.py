@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from evcl._core.settings import Setting
 from evcl.streams.alarm import Alarm
 from evcl.streams.prequential import Prequential, window_of
 
+T = TypeVar("T")
 BATCH = Setting(16, "rows that are predicted before any of them is learned", low=1, high=100_000)
 DELAY = Setting(0, "rows that come between a row and its label", low=0, high=10_000_000)
 
@@ -87,13 +88,17 @@ class Feed:
 
     def __init__(self, stream: Any, scores: Prequential, delay: int = 0) -> None:
         self.stream, self.scores, self.delay = stream, scores, delay
-        self.x: Tensor | None = None  # rows that wait for their labels
-        self.y: Tensor | None = None
+        self.waiting: tuple[Tensor, ...] | None = None  # inputs and targets of rows that wait for their labels
 
     def __call__(self, x: Tensor, y: Tensor, names: Sequence[Hashable] | None = None) -> None:
         """The next rows. `names`: what the scores call the classes; None: as the stream does."""
         classes = list(self.stream.classes) if self.scores.kind == "classes" else []
-        found = _predicted(self.stream, x) if self.delay else self.stream.step(x, y)[0]
+        if not self.delay:
+            found = self.stream.step(x, y)[0]
+        elif self.stream.likelihood == "categorical":
+            found = self.stream.predict_proba(x)
+        else:
+            found = self.stream.predictions(x)
         if self.scores.kind == "classes":
             labels = y.tolist()
             if names is not None:
@@ -102,24 +107,25 @@ class Feed:
         else:
             self.scores.add_numbers(found.mean, found.std, y)
         if self.delay:
-            self.x = x if self.x is None else torch.cat([self.x, x])
-            self.y = y if self.y is None else torch.cat([self.y, y])
-            self._learn(len(self.y) - self.delay)
+            self.waiting = (
+                (x, y) if self.waiting is None else tuple(map(torch.cat, zip(self.waiting, (x, y), strict=True)))
+            )
+            self._learn(len(self) - self.delay)
+
+    def __len__(self) -> int:
+        """How many rows wait for their labels."""
+        return 0 if self.waiting is None else len(self.waiting[1])
 
     def end(self) -> None:
         """Learn the rows that still wait for their labels."""
-        if self.y is not None:
-            self._learn(len(self.y))
+        self._learn(len(self))
 
     def _learn(self, count: int) -> None:
         """Learn the `count` rows that came first."""
-        if count > 0 and self.x is not None and self.y is not None:
-            self.stream.learn(self.x[:count], self.y[:count])
-            self.x, self.y = self.x[count:].clone(), self.y[count:].clone()
-
-
-def _predicted(stream: Any, x: Tensor) -> Any:
-    return stream.predict_proba(x) if stream.likelihood == "categorical" else stream.predictions(x)
+        if count > 0 and self.waiting is not None:
+            x, y = self.waiting
+            self.stream.learn(x[:count], y[:count])
+            self.waiting = (x[count:].clone(), y[count:].clone()) if count < len(y) else None
 
 
 def _length(rows: Any) -> int | None:
@@ -138,22 +144,41 @@ def batches(rows: Any, batch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]
         pieces = rows
     else:
         raise EvclError(f"rows must be a pair of arrays, pairs of them, or a named stream, not {type(rows).__name__}")
-    waiting: list[tuple[Tensor, Tensor]] = []
-    count = 0
+    for parts in cut(map(_pair, pieces), lambda pair: len(pair[1]), lambda rows: size_of(batch, done + rows)):
+        xs, ys = zip(*((x[start:end], y[start:end]) for (x, y), start, end in parts), strict=True)
+        yield torch.cat(xs), torch.cat(ys)
+
+
+def cut(
+    pieces: Iterable[T],
+    rows_of: Callable[[T], int],
+    size: Callable[[int], int],
+    skip: int = 0,
+    alike: Callable[[T, T], bool] = lambda one, other: True,
+) -> Iterator[list[tuple[T, int, int]]]:
+    """The same rows from the row `skip` on, in batches whose sizes do not depend on those of the pieces: `size(rows)`
+    is that of the next one, after this many rows. Each is a list of pieces, with the first row and the end in each. The
+    last batch may be smaller, and so may one before a piece that is not `alike`.
+    """
+    parts: list[tuple[T, int, int]] = []
+    count, done = 0, 0
     for piece in pieces:
-        waiting.append(_pair(piece))
-        count += len(waiting[-1][1])
-        if count < size_of(batch, done):
-            continue
-        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
-        start = 0
-        while count >= (size := size_of(batch, done)):
-            yield x[start : start + size], y[start : start + size]
-            start, count, done = start + size, count - size, done + size
-        waiting = [(x[start:], y[start:])]
-    if count:
-        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
-        yield x, y
+        rows = rows_of(piece)
+        start = min(skip, rows)
+        skip -= start
+        if parts and not alike(parts[0][0], piece):
+            yield parts
+            parts, count, done = [], 0, done + count
+        while start < rows:
+            wanted = size(done)
+            end = min(rows, start + wanted - count)
+            parts.append((piece, start, end))
+            count, start = count + end - start, end
+            if count == wanted:
+                yield parts
+                parts, count, done = [], 0, done + count
+    if parts:
+        yield parts
 
 
 def _pair(piece: Any) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from evcl._core.errors import EvclError
+from evcl.streams.evaluation import cut
 from evcl.tables.commands import open_source
 from evcl.tables.creating import like_numbers
 from evcl.tables.row_encoder import kind_of
@@ -224,27 +225,9 @@ def _there(piece: Piece, name: str) -> Values:
 
 
 def batches(pieces: Iterator[Piece], size: Callable[[int], int], skip: int = 0) -> Iterator[Piece]:
-    """The same rows from the row `skip` on, in batches whose sizes do not depend on those of the pieces: `size(rows)`
-    is that of the next one, after this many rows. The last batch of a file with the same columns may be smaller.
-    """
-    kept: list[tuple[Piece, int, int]] = []  # parts of the next batch: piece, first row, end
-    count, done = 0, 0
-    for piece in pieces:
-        start = min(skip, piece.rows)
-        skip -= start
-        if kept and kept[0][0].columns.keys() != piece.columns.keys():  # a file with other columns
-            yield _joined(kept)
-            kept, count, done = [], 0, done + count
-        while start < piece.rows:
-            wanted = size(done)
-            end = min(piece.rows, start + wanted - count)
-            kept.append((piece, start, end))
-            count, start = count + end - start, end
-            if count == wanted:
-                yield _joined(kept)
-                kept, count, done = [], 0, done + count
-    if kept:
-        yield _joined(kept)
+    """The rows of files in batches (see `cut`). One ends where the next file has other columns."""
+    parts = cut(pieces, lambda one: one.rows, size, skip, lambda one, other: one.columns.keys() == other.columns.keys())
+    return map(_joined, parts)
 
 
 def _joined(parts: Sequence[tuple[Piece, int, int]]) -> Piece:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,25 +26,9 @@ from evcl.streams.scaling import FARTHEST, Scaling, squashed
 from evcl.streams.state import Stateful
 from evcl.targets import get as get_likelihood
 
-SETTINGS: dict[str, Setting] = {
-    "method": Setting(
-        "ekf", "how rows are learned: by a Kalman filter, or in windows of rows (mesu)", choices=("ekf", "mesu")
-    ),
-    "covariance": Setting(
-        "auto",
-        "how the covariance of the weights is stored: all of it (full), one block per unit (units), a diagonal and "
-        "some directions of the precision (low-rank), or the variances (diagonal); auto: full up to 600 weights with "
-        "one output and 800 with all, then units; for a network of your own, low-rank",
-        choices=("auto", "full", "units", "low-rank", "diagonal"),
-    ),
-    "rank": Setting(10, "with covariance=low-rank, the number of directions", low=1, high=10_000),
-    "inner_steps": Setting(1, "updates per batch, each from the weights before the batch", low=1, high=100),
-    "standardize": Setting(
-        True, "whether inputs, and targets that are numbers, are scaled by the mean and deviation of earlier rows"
-    ),
-    "false_alarms": Setting(1e-4, "false alarms per row, on average at most", high=0.5),
-    "seed": SEED,
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))
+SETTINGS = {name: Setting(**about | {"choices": tuple(about.get("choices", ()))}) for name, about in _TABLE.items()}
+SETTINGS["seed"] = SEED
 """The settings of a stream, by name."""
 MOST = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
 Rows = object  # what numpy or torch takes

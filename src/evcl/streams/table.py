@@ -31,6 +31,7 @@ from evcl.tables.source import Floats, Piece, Target, bad
 FORMAT = 1
 NOTE = "evcl.streams.table"
 OWN = "table/"  # where the names of its tensors begin
+WAITING = ("x", "y", "when")  # those of rows whose labels come late: inputs, targets, times
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ class TableStream:
     learned: RowDigest = field(default_factory=RowDigest)
     raised: list[Raised] = field(default_factory=list)
     latest: float | None = None  # the time of the last row
-    waiting: tuple[Tensor, Tensor, Floats] | None = None  # inputs, targets and times of rows whose labels come late
+    times: Floats = field(default_factory=lambda: np.zeros(0))  # those of the rows whose labels come late
+
+    def __post_init__(self) -> None:
+        self.feed = Feed(self.stream, self.scores)
 
     @staticmethod
     def create(files: Files, **settings: Any) -> TableStream:
@@ -78,9 +82,9 @@ class TableStream:
         encoder = RowEncoder(files.kinds(), files.shapes())
         stream = Stream(likelihood=LIKELIHOODS[files.kind], **settings)
         scores = Prequential("classes" if files.kind == "class" else "numbers")
-        dated = asked.time is not None and files.kinds().get(asked.time) == "date"
-        made = TableStream(stream, encoder, asked.target, files.kind, asked.time, dated, tuple(asked.drop))
-        made.missing, made.scores, made.identity = asked.dialect.missing, scores, files.identity
+        made = TableStream(stream, encoder, asked.target, files.kind, asked.time, scores=scores)
+        made.dated = asked.time is not None and files.kinds().get(asked.time) == "date"
+        made.drop, made.missing, made.identity = tuple(asked.drop), asked.dialect.missing, files.identity
         return made
 
     def resume(self, files: Files) -> int:
@@ -132,38 +136,27 @@ class TableStream:
         if not there.any():
             return []
         y = self._places(targets) if self.kind == "class" else torch.from_numpy(np.asarray(targets, dtype=np.float64))
-        feed = Feed(self.stream, self.scores, delay)
-        pending = np.zeros(0)
-        if self.waiting is not None:
-            feed.x, feed.y, pending = self.waiting
-        before = len(self.stream.alarms)
+        before, self.feed.delay = len(self.stream.alarms), delay
         try:
-            feed(torch.from_numpy(x[there]), y[torch.from_numpy(there)], self.labels or None)
+            self.feed(torch.from_numpy(x[there]), y[torch.from_numpy(there)], self.labels or None)
         except BadExample as error:
             bad(path, piece.place(int(np.flatnonzero(there)[error.row])), error.what)
         if not delay:
-            feed.end()  # rows that waited for an earlier, longer delay
-        when = np.concatenate([pending, when[there]])
-        self.waiting = (
-            None if feed.x is None or feed.y is None or not len(feed.y) else (feed.x, feed.y, when[-len(feed.y) :])
-        )
-        return self._told(before, when)
+            self.feed.end()  # rows that waited for an earlier, longer delay
+        return self._told(before, np.concatenate([self.times, when[there]]))
 
     def end(self) -> list[Raised]:
         """Learn the rows that still wait for their labels."""
-        if self.waiting is None:
-            return []
-        before, (x, y, when) = len(self.stream.alarms), self.waiting
-        self.stream.learn(x, y)
-        self.waiting = None
-        return self._told(before, when)
+        before = len(self.stream.alarms)
+        self.feed.end()
+        return self._told(before, self.times)
 
     def _told(self, before: int, when: Floats) -> list[Raised]:
-        """The alarms from number `before` on, in terms of the table; `when` are the times of the rows learned last."""
-        names = self.encoder.inputs_of
-        waiting = 0 if self.waiting is None else len(self.waiting[1])
-        first = self.stream.rows - (len(when) - waiting)
-        found = []
+        """The alarms from number `before` on, in terms of the table; `when` are the times of the rows learned last, and
+        of those that wait.
+        """
+        learned, names, found = len(when) - len(self.feed), self.encoder.inputs_of, []
+        first, self.times = self.stream.rows - learned, when[learned:]
         for alarm in self.stream.alarms[before:]:
             moved = self._moved(alarm, names)
             time = float(when[min(len(when) - 1, max(0, alarm.row - first))]) if self.time is not None else None
@@ -203,13 +196,9 @@ class TableStream:
             "raised": [list(vars(one).values()) for one in self.raised],
         }
         tensors = {f"{OWN}{name}": torch.from_numpy(array) for name, array in arrays.items()}
-        if self.waiting is not None:
-            x, y, when = self.waiting
-            tensors |= {
-                f"{OWN}x": x.contiguous(),
-                f"{OWN}y": y.contiguous(),
-                f"{OWN}when": torch.from_numpy(when.copy()),
-            }
+        if self.feed.waiting is not None:
+            waiting = (*self.feed.waiting, torch.from_numpy(self.times.copy()))
+            tensors |= {f"{OWN}{name}": one.contiguous() for name, one in zip(WAITING, waiting, strict=True)}
         saved.save(self.stream, path, {NOTE: json.dumps(text)}, tensors)
 
 
@@ -256,20 +245,13 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
     scores = Prequential.restored(told["scores"], {name: tensors[name].numpy() for name in ("windows", "decayed")})
     found = TableStream(stream, RowEncoder.rebuilt(told["encoder"]), told["target"], told["kind"], scores=scores)
     for name in _PLAIN:
-        value = told[name]
-        setattr(found, name, tuple(map(str, value)) if name in ("drop", "missing") else value)
+        setattr(found, name, told[name])
+    found.drop, found.missing = tuple(map(str, found.drop)), tuple(map(str, found.missing))
     found.labels = [str(label) for label in told["labels"]]
     found.identity = [[str(name), str(digest)] for name, digest in told["identity"]]
     found.learned = RowDigest({str(name): str(digest) for name, digest in told.get("learned", {}).items()})
     found.raised = [
-        Raised(
-            int(row),
-            None if when is None else float(when),
-            float(surprise),
-            [*map(str, columns)],
-            str(action),
-            [*map(str, why)],
-        )
+        Raised(int(row), when and float(when), float(surprise), [*map(str, columns)], str(action), [*map(str, why)])
         for row, when, surprise, columns, action, why in told["raised"]
     ]
     fits = (
@@ -283,5 +265,5 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
         x, y, when = tensors["x"], tensors["y"], tensors["when"].numpy()
         if x.shape != (len(y), found.encoder.inputs) or when.shape != (len(y),) or not bool(torch.isfinite(x).all()):
             raise EvclError("its waiting rows do not fit")
-        found.waiting = x, y, when
+        found.feed.waiting, found.times = (x, y), when
     return found

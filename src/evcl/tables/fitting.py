@@ -71,7 +71,7 @@ class EncoderFitting:
         for name in columns:
             new = self._new(name)
             late = replace(new, lacked=True) if isinstance(new, (Number, Time)) else new
-            parts = self._with(parts, [late], f"column {name!r} is new, but there is")
+            parts = self._with(parts, late, f"column {name!r} is new")
         if added := [name for name in columns if any(part.name == name for part in parts)]:
             self.notes.append(f"new column{'' if len(added) == 1 else 's'}: {listed(added)}")
         return Encoder(parts)
@@ -111,14 +111,15 @@ class EncoderFitting:
                 parts = _lacking(parts, self._encoder.parts(name))
         return Encoder(parts)
 
-    def _with(self, parts: list[Part], more: list[Part], what: str) -> list[Part]:
-        """These parts with more of them, if there is room."""
-        if sum(part.inputs for part in (*parts, *more)) > MOST_INPUTS:
-            self.notes.append(
-                f"{what} no room left: the network has {MOST_INPUTS:,} inputs at most; it counts as missing"
-            )
+    def _with(self, parts: list[Part], more: Part, what: str, told: str | None = None) -> list[Part]:
+        """These parts with one more, if there is room. The notes say `what` has none or, once, what is `told`."""
+        if sum(part.inputs for part in (*parts, more)) > MOST_INPUTS:
+            most = f"the network has {MOST_INPUTS:,} inputs at most; it counts as missing"
+            self.notes.append(f"{what}, but there is no room left: {most}")
             return parts
-        return [*parts, *more]
+        if told is not None and told not in self.notes:
+            self.notes.append(told)
+        return [*parts, more]
 
     def _new(self, name: str) -> Part:
         fit = self._fits[name]
@@ -131,21 +132,16 @@ class EncoderFitting:
         fit, first = self._fits[name], own[0]
         if isinstance(first, Category):
             if fit.texts:
-                texts = tuple(sorted(fit.texts))
-                before = len(parts)
-                parts = self._with(parts, [Category(name, texts)], f"column {name!r} has new categories, but there is")
-                if len(parts) > before:
-                    self.notes.append(f"new categories of {name}: {listed(list(texts))}")
+                texts = sorted(fit.texts)
+                told, what = f"new categories of {name}: {listed(texts)}", f"column {name!r} has new categories"
+                parts = self._with(parts, Category(name, tuple(texts)), what, told)
             if fit.full:
-                self.notes.append(
-                    f"column {name!r} has {MOST_CATEGORIES:,} categories, the maximum; others count as missing"
-                )
+                most = f"{MOST_CATEGORIES:,} categories, the maximum"
+                self.notes.append(f"column {name!r} has {most}; others count as missing")
             return parts
         if fit.missing and not _marked(own) and isinstance(first, (Number, Time)) and not first.lacked:
-            before = len(parts)
-            parts = self._with(parts, [Missing(name)], f"column {name!r} has missing values now, but there is")
-            if len(parts) > before:
-                self.notes.append(f"missing values are new in {name}: an input marks them")
+            told = f"missing values are new in {name}: an input marks them"
+            parts = self._with(parts, Missing(name), f"column {name!r} has missing values now", told)
         if isinstance(first, Number) and first.seen is not None:
             parts = self._rescaled(parts, first, [part for part in own if isinstance(part, Beyond)])
         return parts
@@ -171,10 +167,12 @@ class EncoderFitting:
                 continue
             own = abs(scale) if fit.low == fit.high else max(std, LEAST_SCALE * abs(scale))
             start = side * max(side * edge, side * mean - EDGE * own)
+            if not far and not narrow:
+                more = f"varies {_often(wide)} times as much as before, as in another unit"
+                told = f"column {first.name!r} {more}: it gets a new scale"
             before = len(parts)
-            parts = self._with(
-                parts, [Beyond(first.name, start, side * own)], f"column {first.name!r} moved far, but there is"
-            )
+            new = Beyond(first.name, start, side * own)
+            parts = self._with(parts, new, f"column {first.name!r} moved far", told)
             if len(parts) == before:
                 continue
             if last is None:
@@ -184,10 +182,6 @@ class EncoderFitting:
                 parts = [replace(last, limit=edge) if part is last else part for part in parts]
             if not far and not narrow:
                 wider = replace(wider, apart=first.apart or first.limits == (None, None))
-                more = f"varies {_often(wide)} times as much as before, as in another unit"
-                told = f"column {first.name!r} {more}: it gets a new scale"
-            if told not in self.notes:
-                self.notes.append(told)
         finest = min(first.std[0], *(abs(part.std) for part in beyond), np.inf)
         if len(parts) == count and 0 < fit.high - fit.low < NARROW * finest:
             less = f"varies {_often(finest / std)} times less than before: if it has another unit, convert it"

@@ -155,12 +155,13 @@ class RowEncoder:
         """The encoder from its description. Raises EvclError if this is none."""
         try:
             found = cls({"": "number"})
-            found._restore(saved)
+            found.restore(saved)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EvclError(f"the description of its columns is damaged ({error})") from error
         return found
 
-    def _restore(self, saved: Mapping[str, Any]) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take over a description."""
         self.columns, self._first, self._spare = {}, int(saved["first"]), int(saved["spare"])
         for name, kind, place, shape, *moments in saved["columns"]:
             one = Column(kind, int(place), tuple(map(int, shape)))

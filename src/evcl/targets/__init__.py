@@ -5,31 +5,32 @@ To change: a kind of target can be added as one object (`likelihood.py` is the c
 kind it is. Fixed: golden numbers.
 """
 
-from evcl._core.errors import EvclError
-from evcl.targets.bound import Bound
+from typing import TYPE_CHECKING
+
+from evcl._core.lazy import lazily
 from evcl.targets.classes import CATEGORICAL, Categorical
-from evcl.targets.counts import Poisson
 from evcl.targets.energy import Energy
-from evcl.targets.labels import Bernoulli
 from evcl.targets.likelihood import Estimate, Likelihood, Objective
-from evcl.targets.next_token import NextToken
-from evcl.targets.numbers import Gaussian
 
-LIKELIHOODS: dict[str, Likelihood] = {one.name: one for one in (CATEGORICAL, Gaussian(), Bernoulli(), Poisson())}
-"""The likelihoods by name: classes, numbers, several yes-or-no labels, counts."""
-ENERGIES: dict[str, Energy] = {one.name: one for one in (Bound(), Bound(gaussian=True), NextToken())}
-"""The energies by name, of models that need no labels: generative models, and language models."""
-
-
-def get(name: str | Energy) -> Likelihood:
-    """The likelihood or energy of this name, or the energy itself."""
-    if isinstance(name, Energy):
-        return name
-    known: dict[str, Likelihood] = {**LIKELIHOODS, **ENERGIES}
-    if not isinstance(name, str) or name not in known:
-        raise EvclError(f"likelihood must be one of {', '.join(known)}, or an Energy, not {name!r}")
-    return known[name]
-
+if TYPE_CHECKING:
+    from evcl.targets.bound import Bound
+    from evcl.targets.counts import Poisson
+    from evcl.targets.known import ENERGIES, LIKELIHOODS, get
+    from evcl.targets.labels import Bernoulli
+    from evcl.targets.next_token import NextToken
+    from evcl.targets.numbers import Gaussian
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "evcl.targets.bound": "Bound",
+            "evcl.targets.counts": "Poisson",
+            "evcl.targets.known": "ENERGIES LIKELIHOODS get",
+            "evcl.targets.labels": "Bernoulli",
+            "evcl.targets.next_token": "NextToken",
+            "evcl.targets.numbers": "Gaussian",
+        },
+    )
 
 __all__ = [
     "CATEGORICAL",

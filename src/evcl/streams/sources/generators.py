@@ -73,12 +73,7 @@ class Stagger:
         size, color, shape = (_integers(source, 0, 2, len(concept)) for _ in range(3))
         x = torch.cat([one_hot(values, 3) for values in (size, color, shape)], 1)
         rules = torch.stack([(size == 0) & (color == 0), (color == 2) | (shape == 0), size > 0])
-        return x, _of(rules, concept)
-
-
-def _of(rules: Tensor, concept: Tensor) -> Tensor:
-    """The labels of each row's own concept, from those of every concept [concepts, n]."""
-    return rules.long().gather(0, concept[None])[0]
+        return x, rules.long().gather(0, concept[None])[0]
 
 
 @dataclass(frozen=True)
@@ -124,7 +119,7 @@ class Agrawal:
         hvalue = (9 - zipcode) * 100_000 * (0.5 + _uniform(source, n))
         hyears, loan = _integers(source, 1, 30, n), 500_000 * _uniform(source, n)
         x = torch.stack([salary, commission, age, elevel, car, zipcode, hvalue, hyears, loan], 1).float().double()
-        return self._perturbed(x, source), _of(agrawal_rules(x), concept)
+        return self._perturbed(x, source), agrawal_rules(x).long().gather(0, concept[None])[0]
 
     def _perturbed(self, x: Tensor, source: torch.Generator) -> Tensor:
         low = torch.tensor([20_000, 0, 20, 0, 1, 0, 50_000, 1, 0]).double()
@@ -150,9 +145,6 @@ def agrawal_rules(x: Tensor) -> Tensor:
     def among(*levels: int) -> Tensor:
         return torch.isin(elevel, torch.tensor(levels).double())
 
-    def if_else(condition: Tensor, then: Tensor, otherwise: Tensor) -> Tensor:
-        return torch.where(condition, then, otherwise)
-
     equity = torch.where(hyears >= 20, hvalue * (hyears - 20) / 10, 0.0)
     income = 2 * total / 3
     return torch.stack(
@@ -161,14 +153,14 @@ def agrawal_rules(x: Tensor) -> Tensor:
             by_age(within(salary, 50, 100), within(salary, 75, 125), within(salary, 25, 75)),
             by_age(among(0, 1), among(1, 2, 3), among(2, 3, 4)),
             by_age(
-                if_else(among(0, 1), within(salary, 25, 75), within(salary, 50, 100)),
-                if_else(among(1, 2, 3), within(salary, 50, 100), within(salary, 75, 125)),
-                if_else(among(2, 3, 4), within(salary, 50, 100), within(salary, 25, 75)),
+                torch.where(among(0, 1), within(salary, 25, 75), within(salary, 50, 100)),
+                torch.where(among(1, 2, 3), within(salary, 50, 100), within(salary, 75, 125)),
+                torch.where(among(2, 3, 4), within(salary, 50, 100), within(salary, 25, 75)),
             ),
             by_age(
-                if_else(within(salary, 50, 100), within(loan, 100, 300), within(loan, 200, 400)),
-                if_else(within(salary, 75, 125), within(loan, 200, 400), within(loan, 300, 500)),
-                if_else(within(salary, 25, 75), within(loan, 300, 500), within(loan, 100, 300)),
+                torch.where(within(salary, 50, 100), within(loan, 100, 300), within(loan, 200, 400)),
+                torch.where(within(salary, 75, 125), within(loan, 200, 400), within(loan, 300, 500)),
+                torch.where(within(salary, 25, 75), within(loan, 300, 500), within(loan, 100, 300)),
             ),
             by_age(within(total, 50, 100), within(total, 75, 125), within(total, 25, 75)),
             income - loan / 5 - 20_000 <= 1,
@@ -276,15 +268,10 @@ class RBF:
         kinds = _integers(generator(seed, Purpose.RBF_CLASSES), 0, self.kinds - 1, self.centres)
         weights, spreads = _uniform(generator(seed, Purpose.RBF), 2, self.centres)
         cluster = torch.multinomial(weights, len(phase.mix), replacement=True, generator=source)
-        before, after = (_centres(seed, concepts, self.centres, self.inputs, cluster) for concepts in phase[:2])
+        shape, own = (self.centres, self.inputs), torch.arange(len(cluster))
+        before, after = (_numbers(Purpose.RBF_CENTRES, seed, some, *shape)[own, cluster] for some in phase[:2])
         centre = torch.lerp(before, after, phase.mix[:, None])
         return centre + steps(spreads[cluster], self.inputs, source), kinds[cluster]
-
-
-def _centres(seed: int, concepts: Tensor, centres: int, inputs: int, cluster: Tensor) -> Tensor:
-    distinct, place = concepts.unique(return_inverse=True)
-    every = torch.stack([_uniform(generator(seed, Purpose.RBF_CENTRES, int(one)), centres, inputs) for one in distinct])
-    return every[place, cluster]
 
 
 def steps(spreads: Tensor, inputs: int, source: torch.Generator) -> Tensor:

@@ -1,14 +1,19 @@
 """Real streams, from package registries (`evcl data list` has their licences), in the order of their files.
 
-Each is kept in memory as small numbers, and becomes indicators and float32 only piece by piece.
+Each is kept in memory as small numbers, and becomes indicators and float32 only piece by piece. `real.toml` has their
+columns and classes.
 """
 
 from __future__ import annotations
 
 import io
+import re
+import tomllib
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +22,16 @@ from numpy.typing import NDArray
 
 from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import extra
-from evcl.data import load_arrays
-from evcl.streams.sources.source import Rows, Source, one_hot
+from evcl.benchmarks.texts import FIRST_SPAM, NAMES, readable
+from evcl.data import load_arrays, load_texts
+from evcl.streams.sources.source import Rows, Source
 
 Numbers = NDArray[Any]
-
-
-class Codes(NamedTuple):
-    """A column of the values 0 to `len(values)` - 1, which becomes an indicator for each."""
-
-    column: str
-    values: tuple[str, ...]
+ABOUT = tomllib.loads(Path(__file__).with_name("real.toml").read_text("utf-8"))
+LATE = 15  # minutes
+BUCKETS = 128  # of words
+DELIVERED = re.compile(r"^(?:From \S+|Delivery-Date:) +\w{3} +(\w{3}) +(\d+) ([\d:]{8}) (\d{4})", re.MULTILINE)
+WORD = re.compile(r"[a-z]{3,20}|[$!%]")
 
 
 class Table(NamedTuple):
@@ -38,84 +42,46 @@ class Table(NamedTuple):
     when: NDArray[np.datetime64] | None = None
 
 
-def _real(
-    name: str, rows: int, columns: tuple[str | Codes, ...], classes: tuple[str, ...], read: Callable[[], Table]
-) -> Source:
-    names = tuple(
-        label
-        for one in columns
-        for label in ((one,) if isinstance(one, str) else (f"{one.column}={value}" for value in one.values))
-    )
-    table = cache(read)
+def codes_of(name: str) -> dict[str, tuple[str, ...]]:
+    """The columns of codes of a stream, and what the codes 0, 1 and so on of each stand for."""
+    return {
+        column: tuple(map(str, range(values[0], values[1] + 1) if isinstance(values[0], int) else values))
+        for column, values in ABOUT[name].get("codes", {}).items()
+    }
+
+
+def real(name: str, rows: int | None = None) -> Source:
+    """The real stream of this name. `rows`: how many it has, if they are not those of the package."""
+    about, codes, table = ABOUT[name], codes_of(name), cache(READ[name])
+    plain = tuple(about.get("columns", WORDS))
+    names = (*plain, *(f"{column}={value}" for column, values in codes.items() for value in values))
 
     def part(start: int, stop: int, seed: int) -> Rows:
         found, own = table(), slice(start, stop)
-        parts = [
-            found.columns[one][own, None].astype(np.float32)
-            if isinstance(one, str)
-            else one_hot(found.columns[one.column][own], len(one.values))
-            for one in columns
-        ]
+        parts = [found.columns[one][own, None].astype(np.float32) for one in plain]
+        parts += [np.eye(len(codes[one]), dtype=np.float32)[found.columns[one][own]] for one in codes]
         x = torch.from_numpy(np.concatenate(parts, 1))
         y = torch.from_numpy(found.labels[own].astype(np.int64))
         return Rows(x, y, names, None if found.when is None else found.when[own])
 
-    return Source(name, BENCHMARK_SUMMARIES[name], rows, names, classes, "real", False, part)
+    classes = tuple(about["classes"])
+    return Source(name, BENCHMARK_SUMMARIES[name], rows or about["rows"], names, classes, "real", False, part)
 
 
-def _csv(content: bytes, skip: int = 1) -> Numbers:
-    """A table of numbers with one line of names."""
-    return np.loadtxt(io.BytesIO(content), delimiter=",", skiprows=skip, dtype=np.float32, ndmin=2)
+def _split(name: str, content: bytes, skip: int = 0) -> Table:
+    """A table of numbers with one line of names, whose last column is the label. `skip`: columns that are left out."""
+    table = np.loadtxt(io.BytesIO(content), delimiter=",", skiprows=1, dtype=np.float32, ndmin=2)[:, skip:]
+    return Table({one: table[:, i] for i, one in enumerate(ABOUT[name]["columns"])}, table[:, -1].astype(np.int8))
 
 
-def _split(table: Numbers, names: tuple[str, ...]) -> Table:
-    """The columns of a table whose last one is the label."""
-    return Table({name: table[:, i] for i, name in enumerate(names)}, table[:, -1].astype(np.int8))
-
-
-# Weather
-
-_WEATHER = (
-    *("temperature", "dew point", "sea-level pressure", "visibility", "average wind speed"),
-    *("max sustained wind-speed", "minimum temperature", "maximum temperature"),
-)
-
-
-def _weather() -> Table:
+def weather() -> Table:
     """Rain on this day or not, from its other measurements: 50 years at one site in Nebraska. The package's authors
-    have standardised the columns over all years.
+    have standardised the columns over all years. The first column, the number of the day, is left out.
     """
-    return _split(_csv(load_arrays("weather")["rainfall"].tobytes())[:, 1:], _WEATHER)
+    return _split("weather", load_arrays("weather")["rainfall"].tobytes(), 1)
 
 
-WEATHER = _real("weather", 18_159, _WEATHER, ("dry", "rain"), _weather)
-
-# Census
-
-_CODES = {  # first and last code of each column, from the survey's documents
-    "MAR": (1, 5),
-    "RELP": (0, 17),
-    "DIS": (1, 2),
-    "ESP": (0, 8),
-    "CIT": (1, 5),
-    "MIG": (0, 3),
-    "MIL": (0, 4),
-    "ANC": (1, 4),
-    "NATIVITY": (1, 2),
-    "DEAR": (1, 2),
-    "DEYE": (1, 2),
-    "DREM": (0, 2),
-    "SEX": (1, 2),
-    "RAC1P": (1, 9),
-}
-_CENSUS: tuple[str | Codes, ...] = (
-    "AGEP",
-    "SCHL",
-    *(Codes(name, tuple(map(str, range(low, high + 1)))) for name, (low, high) in _CODES.items()),
-)
-
-
-def _census() -> Table:
+def census() -> Table:
     """Employed or not, from 16 columns: age and schooling as numbers, the other codes as indicators. One year follows
     another, each in the order of the survey. The package's own predictions are left out.
     """
@@ -129,28 +95,13 @@ def _census() -> Table:
         return np.concatenate(parts).astype(np.int16)
 
     labels = [found["reference"]["employed"].to_numpy(), found["analysis_target"]["employed"].to_numpy()]
-    columns = {name: whole(name) - low for name, (low, _) in _CODES.items()}
+    columns = {name: whole(name) - int(values[0]) for name, values in codes_of("census").items()}
     when = (whole("year") - 1970).astype("datetime64[Y]").astype("datetime64[s]")
-    return Table(
-        {**columns, "AGEP": whole("AGEP"), "SCHL": whole("SCHL")}, np.concatenate(labels).astype(np.int8), when
-    )
+    columns |= {name: whole(name) for name in ABOUT["census"]["columns"]}
+    return Table(columns, np.concatenate(labels).astype(np.int8), when)
 
 
-CENSUS = _real("census", 277_677, _CENSUS, ("not employed", "employed"), _census)
-
-# Flights
-
-LATE = 15  # minutes
-_CARRIERS = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
-_ORIGINS = ("EWR", "JFK", "LGA")
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_FLIGHTS: tuple[str | Codes, ...] = (
-    *("scheduled departure", "scheduled arrival", "distance"),
-    *(Codes("weekday", _DAYS), Codes("carrier", _CARRIERS), Codes("origin", _ORIGINS)),
-)
-
-
-def _flights() -> Table:
+def flights() -> Table:
     """Whether a flight from New York arrives 15 or more minutes late, in 2013, from what is known before it departs:
     the scheduled times (hours of the day, local), the distance, the weekday, the carrier and the airport.
 
@@ -161,8 +112,7 @@ def _flights() -> Table:
     with extra("tables", "the flights need pyarrow"):
         from pyarrow import csv
 
-    with zipfile.ZipFile(io.BytesIO(load_arrays("flights")["flights"].tobytes())) as archive:
-        table = csv.read_csv(io.BytesIO(archive.read("flights.csv")))
+    table, codes = csv.read_csv(io.BytesIO(_member("flights", "flights", "flights.csv"))), codes_of("flights-monthly")
     wanted = ("month", "day", "sched_dep_time", "sched_arr_time", "distance", "carrier", "origin", "arr_delay")
     raw = {name: table[name].to_numpy(zero_copy_only=False) for name in wanted}
     minutes = [raw[name] // 100 * 60 + raw[name] % 100 for name in ("sched_dep_time", "sched_arr_time")]
@@ -176,64 +126,80 @@ def _flights() -> Table:
         "scheduled arrival": minutes[1] / 60,
         "distance": raw["distance"],
         "weekday": (days.astype(np.int64) + 3) % 7,  # day 0, 1970-01-01, was a Thursday
-        "carrier": np.searchsorted(_CARRIERS, raw["carrier"].astype(str)),
-        "origin": np.searchsorted(_ORIGINS, raw["origin"].astype(str)),
+        "carrier": np.searchsorted(codes["carrier"], raw["carrier"].astype(str)),
+        "origin": np.searchsorted(codes["origin"], raw["origin"].astype(str)),
     }
     small = {name: values[rows].astype(np.float32 if "sch" in name else np.int16) for name, values in columns.items()}
     return Table(small, (raw["arr_delay"][rows] >= LATE).astype(np.int8), when[rows].astype("datetime64[s]"))
 
 
-FLIGHTS = _real("flights-monthly", 327_346, _FLIGHTS, ("on time", "late"), _flights)
-
-# The sets inside River's wheel
-
-_PHISHING = (
-    *("empty_server_form_handler", "popup_window", "https", "request_from_other_domain", "anchor_from_other_domain"),
-    *("is_popular", "long_url", "age_of_domain", "ip_in_url"),
-)
-_SHUTTLE = tuple(f"f{i}" for i in range(1, 10))
-_SEGMENTS = (
-    *("region-centroid-col", "region-centroid-row", "short-line-density-5", "short-line-density-2", "vedge-mean"),
-    *("vegde-sd", "hedge-mean", "hedge-sd", "intensity-mean", "rawred-mean", "rawblue-mean", "rawgreen-mean"),
-    *("exred-mean", "exblue-mean", "exgreen-mean", "value-mean", "saturation-mean", "hue-mean"),
-)
-_SURFACES = ("brickface", "cement", "foliage", "grass", "path", "sky", "window")
-
-
-def _phishing() -> Table:
+def phishing() -> Table:
     """Whether a web page is phishing, from nine properties of it."""
-    return _split(_csv(load_arrays("river")["phishing"].tobytes()), _PHISHING)
+    return _split("phishing", load_arrays("river")["phishing"].tobytes())
 
 
-def _shuttle() -> Table:
+def shuttle() -> Table:
     """Whether a reading of nine sensors of a space shuttle is an anomaly (one of its rare classes)."""
-    return _split(_csv(load_arrays("river")["shuttle"].tobytes()), _SHUTTLE)
+    return _split("shuttle", load_arrays("river")["shuttle"].tobytes())
 
 
-def _bananas() -> Table:
+def bananas() -> Table:
     """Which of two curved shapes in the plane a point belongs to."""
-    lines = _member("bananas", "banana.all.txt").decode().splitlines()
+    lines = _member("river", "bananas", "banana.all.txt").decode().splitlines()
     fields = [line.split() for line in lines if line.strip()]  # label 1:value 2:value
     table = np.array([[float(one.split(":")[1]) for one in line[1:3]] for line in fields], np.float32)
     return Table({"x": table[:, 0], "y": table[:, 1]}, np.array([line[0] == "1" for line in fields], np.int8))
 
 
-def _segments() -> Table:
+def segments() -> Table:
     """What a piece of an outdoor image shows, from 18 measures of it."""
-    lines = _member("segments", "segment.csv.zip").decode().splitlines()[1:]
+    lines = _member("river", "segments", "segment.csv.zip").decode().splitlines()[1:]
     fields = [line.split(",") for line in lines if line.strip()]
-    table = np.array([line[:-1] for line in fields], np.float32)
-    labels = np.array([_SURFACES.index(line[-1]) for line in fields], np.int8)
-    return Table({name: table[:, i] for i, name in enumerate(_SEGMENTS)}, labels)
+    table, about = np.array([line[:-1] for line in fields], np.float32), ABOUT["segments"]
+    labels = np.array([about["classes"].index(line[-1]) for line in fields], np.int8)
+    return Table({name: table[:, i] for i, name in enumerate(about["columns"])}, labels)
 
 
-def _member(key: str, name: str) -> bytes:
-    """A file of one of the zip archives inside the wheel."""
-    with zipfile.ZipFile(io.BytesIO(load_arrays("river")[key].tobytes())) as archive:
-        return archive.read(name)
+def _member(name: str, key: str, member: str) -> bytes:
+    """A file of one of the zip archives of a data set."""
+    with zipfile.ZipFile(io.BytesIO(load_arrays(name)[key].tobytes())) as archive:
+        return archive.read(member)
 
 
-PHISHING = _real("phishing", 1_250, _PHISHING, ("genuine", "phishing"), _phishing)
-BANANAS = _real("bananas", 5_300, ("x", "y"), ("-1", "1"), _bananas)
-SEGMENTS = _real("segments", 2_310, _SEGMENTS, _SURFACES, _segments)
-SHUTTLE = _real("shuttle", 49_097, _SHUTTLE, ("normal", "anomaly"), _shuttle)
+def mails() -> Table:
+    """Spam or not, from hashed words: log(1 + count) of each bucket, in the order of delivery. Mails without a date of
+    delivery are left out.
+    """
+    texts, groups = load_texts("spam-assassin")
+    dated = [(when, i) for i, text in enumerate(texts) if (when := delivered(text)) is not None]
+    order = sorted(dated, key=lambda pair: pair[0])
+    counts = np.log1p(np.stack([counted(readable(texts[i])) for _, i in order]).astype(np.float32))
+    labels = np.array([groups[i] >= FIRST_SPAM for _, i in order], np.int8)
+    return Table(dict(zip(WORDS, counts.T, strict=True)), labels, np.array([when for when, _ in order]))
+
+
+def delivered(mail: str) -> np.datetime64 | None:
+    """When a mail was delivered, from its headers; None if they do not say."""
+    found = DELIVERED.search(mail.partition("\n\n")[0])
+    if found is None or found[1] not in NAMES:
+        return None
+    return np.datetime64(f"{found[4]}-{NAMES.index(found[1]) + 1:02d}-{int(found[2]):02d}T{found[3]}", "s")
+
+
+def counted(text: str) -> NDArray[np.uint8]:
+    """How often words of each bucket occur, up to 255 times."""
+    places = [zlib.crc32(word.encode()) % BUCKETS for word in WORD.findall(text.lower())]
+    return np.bincount(places, minlength=BUCKETS).clip(max=255).astype(np.uint8)
+
+
+WORDS = tuple(f"words {i}" for i in range(BUCKETS))
+READ: dict[str, Callable[[], Table]] = {
+    "weather": weather,
+    "census": census,
+    "flights-monthly": flights,
+    "mails-by-date": mails,
+    "phishing": phishing,
+    "bananas": bananas,
+    "segments": segments,
+    "shuttle": shuttle,
+}

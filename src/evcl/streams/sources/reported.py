@@ -5,8 +5,7 @@ from __future__ import annotations
 from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl.streams.sources.drifting import Drift
 from evcl.streams.sources.generators import generated
-from evcl.streams.sources.mails import MAILS
-from evcl.streams.sources.real import BANANAS, CENSUS, FLIGHTS, PHISHING, SEGMENTS, SHUTTLE, WEATHER
+from evcl.streams.sources.real import READ, real
 from evcl.streams.sources.source import Source, register
 
 ROWS = 100_000  # of a generated stream
@@ -20,7 +19,7 @@ _DRIFTS = {
     "rbf": Drift(),
 }
 REPORTED: tuple[Source, ...] = (
-    *(WEATHER, CENSUS, FLIGHTS, MAILS, PHISHING, BANANAS, SEGMENTS, SHUTTLE),
+    *map(real, READ),
     *(generated(name, how, ROWS, name, BENCHMARK_SUMMARIES[name]) for name, how in _DRIFTS.items()),
 )
 """The streams on which the library is compared with others. Settings are chosen on other ones."""
@@ -30,13 +29,5 @@ for _source in REPORTED:
 
 def table() -> list[dict[str, str | int]]:
     """Name, rows, inputs, classes and drift of the reported streams."""
-    return [
-        {
-            "name": one.name,
-            "rows": one.rows,
-            "inputs": len(one.names),
-            "classes": len(one.classes),
-            "drift": one.drift,
-        }
-        for one in REPORTED
-    ]
+    counted = [(one, {"rows": one.rows, "inputs": len(one.names), "classes": len(one.classes)}) for one in REPORTED]
+    return [{"name": one.name, **counts, "drift": one.drift} for one, counts in counted]

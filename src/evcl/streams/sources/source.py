@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +90,3 @@ def register(source: Source, *, overwrite: bool = False) -> Source:
 def get(name: str) -> Source:
     """The stream with this name. Real data is fetched when the first rows are read."""
     return SOURCES[name]
-
-
-def one_hot(codes: NDArray[Any], values: int) -> NDArray[np.float32]:
-    """Codes [n] from 0 to `values` - 1 as indicators [n, values]."""
-    found: NDArray[np.float32] = np.eye(values, dtype=np.float32)[codes]
-    return found
