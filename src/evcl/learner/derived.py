@@ -51,7 +51,7 @@ def with_inputs(learner: Learner, count: int) -> Learner:
     mean 0. All else is what it would be if the new inputs had been 0 in every row learned, so predictions for such rows
     stay.
     """
-    from evcl.learner.loading import rebuilt
+    from evcl.learner.persist import rebuilt
 
     plain, method = learner.parts.plain, learner.method
     what = "its network is not an evcl.nn.mlp" if not isinstance(plain, MLP) else ""

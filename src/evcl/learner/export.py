@@ -201,7 +201,7 @@ def _entropy(p: Tensor) -> Tensor:
 def export(
     learner: Learner,
     path: str | os.PathLike[str],
-    x: Any = None,
+    x: object = None,
     *,
     task: str | int | None = None,
     what: str = "predictive",
@@ -245,7 +245,7 @@ def export(
 # --- the network to export --------------------------------------------------------------------------------------------
 
 
-def _example(learner: Learner, x: Any) -> Tensor:
+def _example(learner: Learner, x: object) -> Tensor:
     """A few rows as the learner computes with them: those given, or ones in the shape that it has learned from."""
     if x is not None:
         found = learner.parts.inputs(x).cpu()[:ROWS]

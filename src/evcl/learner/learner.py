@@ -18,10 +18,9 @@ from evcl._core.ranks import Ranks
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.tasks import Task
 from evcl.callbacks import Callback, Epoch
-from evcl.learner.describing import card_of, described
-from evcl.learner.learning import NEW, Learning, Options
+from evcl.learner.learning import NEW, Become, Learning, Options, Past
+from evcl.learner.persist import Described, card_of, described, unpickled, write
 from evcl.learner.reading import Reader
-from evcl.learner.saved import write
 from evcl.learner.state import State, tasks_of
 from evcl.methods import Method, check_targets, known_settings
 from evcl.methods import get as get_method
@@ -78,6 +77,7 @@ class Learner:
         method: the method
         settings: all settings of the method, with their values
         seed: the seed of all its random generators
+        history: for each task learned, its `Epoch`s; not saved with the learner
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class Learner:
         run.network.merges = adapters is not None and adapters.tasks == "merged"
         reader = Reader(arguments, call, dtype, self.method.name if copies else "", found)
         self.parts = State(run, Session(run), reader, adapters)
+        self.history: dict[str, tuple[Epoch, ...]] = {}
         self._learning = False
 
     def __repr__(self) -> str:
@@ -186,32 +187,27 @@ class Learner:
         """The number of examples of earlier tasks that the learner keeps."""
         return self.parts.kept
 
-    @property
-    def history(self) -> Mapping[str, tuple[Epoch, ...]]:
-        """For each task learned, its `Epoch`s; not saved with the learner."""
-        return self.parts.history
-
     # --- what it is, between tasks ---------------------------------------------------------------------------------
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Inside this context, one change is made. If it fails, the learner is what it was; predictions go on as long
-        as it takes.
+    def _changing(self) -> Iterator[Become]:
+        """Inside this context, one change is made, by calling what it yields. If it fails, the learner is what it was;
+        predictions go on as long as it takes.
         """
         if self._learning:
             raise EvclError("a task is being learned: the learner can be changed after it has ended, or in end_task")
-        before, self._learning = self.parts, True
+        before, self._learning = (self.parts, self.history), True
+
+        def become(parts: State, history: Past) -> None:
+            self.parts, self.history, self._learning = parts, {**self.history, **history}, False
+
         try:
-            yield
+            yield become
         except BaseException:
-            self.parts = before
+            self.parts, self.history = before
             raise
         finally:
             self._learning = False
-
-    def become(self, parts: State) -> None:
-        """A round is learned: be this from now on. For evcl's own code, not for users."""
-        self.parts, self._learning = parts, False
 
     @contextmanager
     def _alone(self) -> Iterator[State]:
@@ -228,20 +224,18 @@ class Learner:
 
     def __reduce__(self) -> tuple[object, ...]:
         """A learner is pickled as its description and tensors, as in its file, with the user's own network."""
-        from evcl.learner.loading import unpickled
-
         with self._alone() as parts:
             run, (description, tensors) = parts.run, self.described()
             network = None if description["mlp"] is not None else parts.plain
             likelihood = run.likelihood if run.likelihood.name not in {*LIKELIHOODS, *ENERGIES} else None
             own = network, run.network.call.output, likelihood, run.network.posterior.mean.device
-        return unpickled, (type(self), description, tensors, own, parts.history)
+        return unpickled, (type(self), description, tensors, own, self.history)
 
     # --- learning --------------------------------------------------------------------------------------------------
 
     def learn(
         self,
-        data: Any,
+        data: object,
         y: Any = None,
         head: str | int = "new",
         epochs: int | None = None,
@@ -249,10 +243,10 @@ class Learner:
         task: str | None = None,
         classes: Iterable[Label] | None = None,
         callbacks: Iterable[Callback] = (),
-        validation: Any = None,
+        validation: object = None,
         patience: int | None = None,
         class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: object = None,
         checkpoint: str | os.PathLike[str] | None = None,
         label: str | None = None,
         reread: bool | int = False,
@@ -306,8 +300,8 @@ class Learner:
         wanted = [] if classes is None else list(classes)
         known = labels(wanted, len(wanted)) if wanted else []
         options = Options(epochs, callbacks, validation, patience, class_weight, sample_weight, checkpoint, reread)
-        with self._changing():
-            learning = Learning(self, options, label)
+        with self._changing() as become:
+            learning = Learning(self, options, become, label)
             return learning.learn([learning.read(data, task, head, self.tasks, known)])[0]
 
     def learn_jointly(
@@ -318,8 +312,8 @@ class Learner:
         if not tasks:
             raise EvclError("there is no task to learn")
         names = [task.name for task in tasks]
-        with self._changing():
-            learning = Learning(self, Options(epochs, callbacks))
+        with self._changing() as become:
+            learning = Learning(self, Options(epochs, callbacks), become)
             given = [learning.read(task, None, NEW, [*self.tasks, *names[:k]]) for k, task in enumerate(tasks)]
             return learning.learn(given)
 
@@ -331,10 +325,11 @@ class Learner:
         given = {**self.settings, "memory": examples}
         settings = resolve(self.method.name, known_settings(self.method, given), given)
         check_targets(self.method, settings, self.parts.run.likelihood)
-        with self._changing():
+        with self._changing() as become:
             made = self.parts.forked()
             made.run.switch(self.method, settings)
-            self.parts, self.settings = made, settings
+            become(made, {})
+            self.settings = settings
         return self
 
     @property
@@ -378,7 +373,7 @@ class Learner:
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
-    def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
+    def predict_proba(self, x: object, task: str | int | None = None) -> Any:
         """Probabilities [N, classes], averaged over draws from the posterior: a tensor if `x` is one, else an array.
 
         `x` is one array [N, ...], or several inputs in the form that they were learned in: a tuple, or a dict, whose
@@ -391,7 +386,7 @@ class Learner:
         with self._alone() as parts:
             return parts.predict_proba(x, task)
 
-    def predict(self, x: Any, task: str | int | None = None) -> Any:
+    def predict(self, x: object, task: str | int | None = None) -> Any:
         """The most probable label of each input, [N], in the form in which labels were given to `learn`.
 
         Of targets other than classes, the expected numbers or counts, or labels 0 and 1; [N, D] if there are several.
@@ -399,7 +394,7 @@ class Learner:
         with self._alone() as parts:
             return parts.predict(x, task)
 
-    def predictions(self, x: Any, task: str | int | None = None) -> Any:
+    def predictions(self, x: object, task: str | int | None = None) -> Any:
         """`Predictions`: labels and probabilities, how uncertain they are, and why. Of numbers and counts, `Numbers`.
 
         With task="infer", each example is predicted by one of the heads: the one with the largest likelihood of the
@@ -410,7 +405,7 @@ class Learner:
         with self._alone() as parts:
             return parts.predictions(x, task)
 
-    def log_likelihood(self, x: Any, task: str | int | None = None, *, draws: int | None = None) -> Any:
+    def log_likelihood(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """log p(x) of each example, [N], in nats, under a task's model: a tensor if `x` is one, else an array.
 
         For a learner with `likelihood="bound"`, it is estimated by importance sampling with this many latent `draws`
@@ -442,7 +437,7 @@ class Learner:
         with self._alone() as parts:
             return parts.evaluate_kept(least)
 
-    def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Any:
+    def measure(self, data: object, task: str | int | None = None, *, label: str | None = None) -> Any:
         """`Measures`: accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a
         task. Of numbers and counts, `NumberMeasures`.
 
@@ -499,7 +494,7 @@ class Learner:
     def export(
         self,
         path: str | os.PathLike[str],
-        x: Any = None,
+        x: object = None,
         *,
         task: str | int | None = None,
         what: Literal["predictive", "mean"] = "predictive",
@@ -521,7 +516,7 @@ class Learner:
 
         export(self, path, x, task=task, what=what, samples=samples)
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> Described:
         """What the learner was trained on, when, with which method and settings, and how sure it is: a dictionary that
         JSON can hold. Its "tasks" have, for each task, the number of examples and classes, the date (UTC), the epochs
         and, if a validation part was held out, accuracy, NLL and expected calibration error on it; "now" is the
@@ -536,7 +531,7 @@ class Learner:
         """
         write(path, self.described(), notes or {})
 
-    def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def described(self) -> tuple[Described, dict[str, Tensor]]:
         """The learner's whole state as a JSON-serialisable description and tensors, without a user's own network."""
         return described(self)
 

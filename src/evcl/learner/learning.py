@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,11 +22,13 @@ from evcl._core.inputs import Label, warn_of_scale
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting
 from evcl._core.tasks import Task
-from evcl.callbacks import Callback
-from evcl.learner import card, resumable
+from evcl.callbacks import Callback, Epoch
+from evcl.learner import resumable
+from evcl.learner.persist import record
 from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
 from evcl.learner.rows import HeldOut, among, check_order, hold_out, requested, weighted, with_weights
+from evcl.methods.memories import with_examples
 from evcl.targets.scale import far_outside, limited
 from evcl.training import Given, History, TaskData, Validation
 
@@ -47,15 +49,19 @@ def copied(learner: Learner, parts: State) -> Learner:
     return found
 
 
+Past = Mapping[str, tuple[Epoch, ...]]  # for each task, its epochs
+Become = Callable[["State", Past], None]  # lets a learner be this from now on, with the epochs of new tasks
+
+
 class Options(NamedTuple):
     """The options of `Learner.learn`."""
 
     epochs: int | None
     callbacks: Iterable[Callback]
-    validation: Any = None
+    validation: object = None
     patience: int | None = None
-    class_weight: Any = None
-    sample_weight: Any = None
+    class_weight: object = None
+    sample_weight: object = None
     checkpoint: str | os.PathLike[str] | None = None
     reread: bool | int = False
 
@@ -74,10 +80,10 @@ class Options(NamedTuple):
 class Learning:
     """One call of `learn` or `learn_jointly`: first `read` each task, then `learn` them."""
 
-    def __init__(self, learner: Learner, options: Options, label: str | None = None) -> None:
-        """`label` names the column of labels."""
+    def __init__(self, learner: Learner, options: Options, become: Become, label: str | None = None) -> None:
+        """`become` lets the learner be what it has learned. `label` names the column of labels."""
         options.check()
-        self.learner, self.options = learner, options
+        self.learner, self.options, self.become = learner, options, become
         self.parts = learner.parts.forked(label)  # what the learner becomes when the round is learned
         self.run, self.session = self.parts.run, self.parts.session
         self.rereading: Rereading | None = None  # the loader of the task
@@ -178,7 +184,7 @@ class Learning:
 
         def ended() -> None:
             learned = self._recorded(given, epochs, measured, isinstance(held, float))
-            learner.become(replace(learned, history={**learned.history, **dict.fromkeys(names, tuple(report.epochs))}))
+            self.become(learned, dict.fromkeys(names, tuple(report.epochs)))
             report.end()
 
         with session.round(given, ended) as tasks:
@@ -238,10 +244,11 @@ class Learning:
             part = task._replace(x=task.x[:, rest.to(task.x.device)], y=task.y[:, rest], weights=weights)  # type: ignore[call-overload]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the task itself warns
-                Learning(other, Options(self.options.epochs, ())).learn([part])
+                with_part = Learning(other, Options(self.options.epochs, ()), lambda learned, history: None)
+                with_part.learn([part])
             rows, counted = fold.to(task.x.device), _weights(task)
             counted = None if counted is None else counted[fold]
-            errors.append(other.parts.new_errors(task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
+            errors.append(with_part.parts.new_errors(task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
         return {task.head: torch.cat(errors)}
 
     def _fit(
@@ -260,7 +267,7 @@ class Learning:
         one; `part`: whether it was held out of the task's own rows.
         """
         mean = self.run.network.posterior.mean
-        found = [card.record(task, epochs, mean) for task in given]
+        found = [record(task, epochs, mean) for task in given]
         if data is not None:
             x, y = self.session.rows([data])
             found[0]["examples"] -= len(x) if part else 0  # these were not trained on
@@ -288,7 +295,8 @@ class Learning:
             return tasks, held
         every = [task.x for task in (*tasks, *self.run.kept_examples())]
         columns = max(x.shape[-1] for x in every + ([] if isinstance(held, float) else [held[0]]))
-        self.run.widen_kept(columns)
+        kept = self.run.memory
+        self.run.memory = with_examples(kept, lambda task: replace(task, x=widened(task.x, columns)))
         if not isinstance(held, float):
             held = widened(held[0], columns), held[1]
         return [replace(task, x=widened(task.x, columns)) for task in tasks], held

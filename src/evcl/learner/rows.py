@@ -23,7 +23,7 @@ PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", lo
 HeldOut = float | tuple[Tensor, Any]  # the fraction to hold out, or validation examples of their own
 
 
-def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor, Any]]) -> HeldOut:
+def requested(validation: object, patience: object, read: Callable[[Any], tuple[Tensor, Any]]) -> HeldOut:
     """The validation part that these options of `learn` request; `read` reads examples. Raises if one is invalid."""
     if patience is not None:
         PATIENCE.check("patience", patience)
@@ -89,7 +89,7 @@ def check_order(data: Any) -> None:
         )
 
 
-def with_weights(task: Given, sample_weight: Any) -> Given:
+def with_weights(task: Given, sample_weight: object) -> Given:
     """The task with these weights of its examples, without those of weight 0."""
     weights = _checked(sample_weight, len(task.y[0]))
     rows = weights.nonzero().flatten()
@@ -103,7 +103,7 @@ def with_weights(task: Given, sample_weight: Any) -> Given:
     return task._replace(weights=weights.unsqueeze(0))
 
 
-def _checked(given: Any, examples: int) -> Tensor:
+def _checked(given: object, examples: int) -> Tensor:
     """[N] in float64, the largest 1."""
     try:
         array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
@@ -125,7 +125,7 @@ def _checked(given: Any, examples: int) -> Tensor:
     return weights / weights.max()
 
 
-def weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> TaskData:
+def weighted(task: TaskData, class_weight: object, classes: Sequence[Label]) -> TaskData:
     """The task with weights that are the product of its own and those of its classes, scaled to a mean of 1."""
     own = task.weights
     if class_weight is None and own is None:

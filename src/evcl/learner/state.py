@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -16,8 +16,7 @@ from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
 from evcl._core.settings import Setting
 from evcl._core.tasks import Examples, Task
-from evcl.callbacks import Epoch
-from evcl.learner.card import Record
+from evcl.learner.persist import Record
 from evcl.learner.reading import INFER, Reader, in_form, like
 from evcl.nn import LoRA
 from evcl.targets import CATEGORICAL
@@ -42,7 +41,6 @@ class State:
         adapters: those of the network, if it has any
         shape: of an example of the last task, as it is computed with
         records: what was learned, one per task
-        history: for each task learned, its epochs
         trial: whether it learns a part of a task, to see how large errors are on the rest
     """
 
@@ -52,7 +50,6 @@ class State:
     adapters: LoRA | None = None
     shape: tuple[int, ...] | None = None
     records: tuple[Record, ...] = ()
-    history: Mapping[str, tuple[Epoch, ...]] = field(default_factory=dict)
     trial: bool = False
 
     def forked(self, label: str | None = None) -> State:
@@ -104,7 +101,7 @@ class State:
         """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
         return self.session.density is not None
 
-    def examples(self, data: Any, verb: str) -> tuple[Tensor, Any]:
+    def examples(self, data: object, verb: str) -> tuple[Tensor, Any]:
         if isinstance(data, (Task, Examples)):
             part = data.train if isinstance(data, Task) else data
             data = tuple(part) if self.run.likelihood.heads else (part.x, None)
@@ -113,7 +110,7 @@ class State:
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
-    def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
+    def predict_proba(self, x: object, task: str | int | None = None) -> Any:
         """See `Learner.predict_proba`."""
         self._check_labelled()
         if task != INFER and self.run.likelihood.softmax:
@@ -122,13 +119,13 @@ class State:
             raise EvclError("numbers have no class probabilities: use predict, or predictions for their uncertainty")
         return self.predictions(x, task).probabilities
 
-    def predict(self, x: Any, task: str | int | None = None) -> Any:
+    def predict(self, x: object, task: str | int | None = None) -> Any:
         """See `Learner.predict`."""
         if task == INFER or not self.run.likelihood.softmax:
             return self.predictions(x, task)[0]
         return self._labels(x, self.probabilities(self.inputs(x), task), self.classes(task))
 
-    def predictions(self, x: Any, task: str | int | None = None) -> Any:
+    def predictions(self, x: object, task: str | int | None = None) -> Any:
         """See `Learner.predictions`."""
         self._check_labelled()
         if not self.run.likelihood.softmax:
@@ -156,7 +153,7 @@ class State:
         found = self._labels(x, chosen[0], classes)
         return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
 
-    def unfamiliar(self, x: Any, checked: Tensor, doubt: Tensor) -> Any:
+    def unfamiliar(self, x: object, checked: Tensor, doubt: Tensor) -> Any:
         """How far inputs lie from everything learned from, in the form of x; None if unknown."""
         seen = self.session.density
         if seen is None or len(seen.mean) != checked[0].numel():
@@ -199,7 +196,7 @@ class State:
             return found
         return found.widened(rows, self.outcome(moved[rows], task), far[rows].unsqueeze(1), spread)
 
-    def _values(self, x: Any, task: str | int | None) -> Predictions | Numbers:
+    def _values(self, x: object, task: str | int | None) -> Predictions | Numbers:
         """`predictions` for values."""
         checked = self.inputs(x)
         first = {head: name for name, head in reversed(self.session.tasks.items())}
@@ -221,7 +218,7 @@ class State:
 
     # --- without labels --------------------------------------------------------------------------------------------
 
-    def log_likelihood(self, x: Any, task: str | int | None = None, *, draws: int | None = None) -> Any:
+    def log_likelihood(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """See `Learner.log_likelihood`."""
         if task is None and self.session.tasks and not self.run.predicts_by_task:
             task = 0  # all tasks have the same network
@@ -229,7 +226,7 @@ class State:
         found = self._log_likelihood(*self.examples(x, "log_likelihood"), task, draws)
         return in_form(x[0] if isinstance(x, tuple) else x, found)
 
-    def _log_likelihood(self, x: Tensor, y: Any, task: str | int | None, draws: int | None = None) -> Tensor:
+    def _log_likelihood(self, x: Tensor, y: object, task: str | int | None, draws: int | None = None) -> Tensor:
         """[N]: that of checked inputs, and of targets if there are any."""
         number = self._unlabelled(task)
         head = self.session.groups[self.head(task)][0].number
@@ -287,7 +284,7 @@ class State:
                 found[name] = self.measured(x, y, name)[0]
         return found
 
-    def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Any:
+    def measure(self, data: object, task: str | int | None = None, *, label: str | None = None) -> Any:
         """See `Learner.measure`."""
         self._check_labelled()
         if isinstance(data, Task):
@@ -379,7 +376,7 @@ class State:
         return list(self.session.tasks).index(str(task))
 
     @staticmethod
-    def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:
+    def _labels(x: object, p: Tensor, classes: Sequence[Label]) -> Any:
         cut = any(isinstance(label, str) and label.endswith("\0") for label in classes)  # numpy would cut it off
         found, x = np.array(classes, dtype=object if cut else None)[p.argmax(1).cpu().numpy()], like(x)
         return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
@@ -406,7 +403,7 @@ class State:
             raise unknown("task", task, tasks)
         return tasks[task]
 
-    def inputs(self, x: Any) -> Tensor:
+    def inputs(self, x: object) -> Tensor:
         """Convert the inputs to one tensor, and try the network on one example."""
         return self.tested(self.reader.tensor(x, self.run.network.posterior.mean.device))
 

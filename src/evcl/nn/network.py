@@ -129,16 +129,6 @@ class BayesianNetwork(nn.Module):
         """Whether a CUDA graph can hold a forward pass: no layer reads values on the host."""
         return not any(getattr(m, "reads_host", False) for m in self.trunk.modules())
 
-    def forked(self, call: Call) -> BayesianNetwork:
-        """A network with modules of its own, called by `call`, and the same tensors: they are replaced, and not changed
-        in place.
-        """
-        weights = copy.copy(self.weights)
-        values = self.posterior, self.beside, self.layout, self.task_weights
-        memo: dict[int, object] = {**sharing(self), **{id(one): one for one in values}}
-        memo |= {id(self.weights): weights, id(self.call): call, id(self.scales): dict(self.scales)}
-        return copy.deepcopy(self, memo)
-
     def add_task_weights(self, tasks: int, sources: Callable[[int], Sources] | None = None) -> None:
         """If the network has weights that belong to a task, have them for at least this many tasks."""
         if self.task_weights is not None:
@@ -577,6 +567,16 @@ class Heads:
         found = Heads(copy.deepcopy(self.weights, memo))
         found.count, found.measuring = self.count, copy.deepcopy(self.measuring, memo)
         return found
+
+
+def forked(network: BayesianNetwork, call: Call) -> BayesianNetwork:
+    """A network with modules of its own, called by `call`, and the same tensors: they are replaced, and not changed in
+    place.
+    """
+    values = network.posterior, network.beside, network.layout, network.task_weights
+    memo: dict[int, object] = {**sharing(network), **{id(one): one for one in values}}
+    memo |= {id(network.weights): copy.copy(network.weights), id(network.call): call}
+    return copy.deepcopy(network, {**memo, id(network.scales): dict(network.scales)})
 
 
 def sharing(module: nn.Module) -> dict[int, object]:

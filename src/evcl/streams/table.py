@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
-from evcl._core.files import open_tensors, parsed
-from evcl.learner.saved import reading
+from evcl._core.files import open_tensors
+from evcl.learner.persist import opened, reading
 from evcl.streams import saved
 from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed
@@ -226,14 +226,11 @@ def _metadata(path: Path) -> Mapping[str, str]:
 def load(path: Path) -> TableStream:
     """Load a stream that `save` wrote. No code from the file is run."""
     stream = saved.load(path)
-    text = _metadata(path).get(NOTE)
-    if text is None:
+    if not is_table_stream(path):
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.Stream.load")
-    with open_tensors(path) as file:
+    with opened(path, NOTE) as (told, file):
         names = [name for name in file.keys() if name.startswith(OWN)]  # noqa: SIM118
-        tensors = {name.removeprefix(OWN): file.get_tensor(name) for name in names}
-    with reading(path):
-        return _rebuilt(stream, parsed(text), tensors)
+        return _rebuilt(stream, told, {name.removeprefix(OWN): file.get_tensor(name) for name in names})
 
 
 def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TableStream:

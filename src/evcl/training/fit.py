@@ -212,9 +212,8 @@ class Fitting:
         if number is None:
             number = self.round.number if stage == 0 else -1 - self.round.number - FAR * (stage - 1)
         if context.reread is not None and context.reread.reread is not None:
-            steps = RereadSteps(step, pool, run.seeds, number, watching, fit.sampler, self.how.noise)
-            steps.reread, steps.losses, steps.length = context.reread.reread, fit.losses, length
-            return steps
+            about = step, pool, run.seeds, number, watching, fit.sampler, self.how.noise, fit.losses, length
+            return RereadSteps(*about, read=context.reread.reread.read)
         if context.path in ("kernels", "graph"):
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.how.noise)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ from evcl._core.errors import Diverged, EvclError
 from evcl._core.randomness import DeviceNoise, GeneratorNoise, HostNoise, Noise, Purpose, generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided
-from evcl.methods import Fit, Reread, Round, Sampler, TaskData, shuffled
+from evcl.methods import Fit, Round, Sampler, TaskData, shuffled
 from evcl.methods.method import Loss
 from evcl.training.data import Pool
 from evcl.training.observer import Observer, Position, Progress
@@ -91,24 +92,20 @@ def save_epoch(observer: Observer, ranks: Ranks | None, epoch: int, batches: int
         observer.save(Position(epoch, batches, whole))
 
 
+@dataclass
 class EagerSteps:
     """Runs steps operation by operation. Every replica has its own generators, so it does not depend on other replicas.
 
     The order of batches is a function of (seed, `number`, epoch), and so is the noise.
     """
 
-    def __init__(
-        self,
-        step: Step,
-        pool: Pool,
-        seeds: Sequence[int],
-        number: int,
-        observer: Observer,
-        sampler: Sampler = shuffled,
-        noise: Noise | None = None,
-    ) -> None:
-        self.step, self.pool, self.seeds, self.number = step, pool, seeds, number
-        self.observer, self.sampler, self.noise = observer, sampler, noise
+    step: Step
+    pool: Pool
+    seeds: Sequence[int]
+    number: int
+    observer: Observer
+    sampler: Sampler = shuffled
+    noise: Noise | None = None
 
     def order(self, epoch: int, batch: int) -> Tensor:
         """[R, n]: the positions in the pool of an epoch's examples, in order."""
@@ -179,14 +176,15 @@ def chunks(pieces: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple
         yield torch.cat(x), torch.cat(y)
 
 
+@dataclass
 class RereadSteps(EagerSteps):
     """In each epoch the examples are read into the pool's first rows, as many at a time as there are, and each such
     chunk is trained on as an epoch of its own. If the chunk holds all examples, this is an ordinary epoch.
     """
 
-    reread: Reread
     losses: Sequence[Loss] = ()
     length: int = 0
+    read: Callable[[int], Iterator[tuple[Tensor, Tensor]]] = field(kw_only=True)
 
     def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
         device = self.step.q.mean.device
@@ -196,7 +194,7 @@ class RereadSteps(EagerSteps):
         sources = [generator(seed, Purpose.NOISE, self.number, epoch) for seed in self.seeds]
         noise = self.noise or self._noise(sources, epoch)
         window, seen = self.pool.sizes[0], 0
-        for k, (x, y) in enumerate(chunks(self.reread.read(epoch), window)):
+        for k, (x, y) in enumerate(chunks(self.read(epoch), window)):
             self.pool.rewrite(x, y)
             for loss in self.losses:
                 loss.renew(self.pool.x[:, : len(x)])

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
-from evcl._core.forms import widened
 from evcl._core.randomness import Noise, Purpose, generator, weights_of
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided, stack
 from evcl.methods import Fitted, Learned, Method, Model, Round, TaskData, for_settings, memories, packing
-from evcl.methods.memories import Fresh, hows, with_examples
+from evcl.methods.memories import Fresh, hows
 from evcl.methods.method import Asked, Newcomer
 from evcl.nn import (
     BayesianNetwork,
@@ -44,6 +43,7 @@ from evcl.nn.convert import INIT_SHARE
 from evcl.nn.independence import check_examples_independent
 from evcl.nn.inputs import Call
 from evcl.nn.lora import adapted
+from evcl.nn.network import forked
 from evcl.nn.per_task import TaskWeights
 from evcl.posterior import Extending
 from evcl.targets import CATEGORICAL, Likelihood
@@ -220,7 +220,7 @@ class Run:
     def _networks(self) -> list[BayesianNetwork]:
         return [self.network, *(model.network for model in memories.models(self.memory))]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
+    def __deepcopy__(self, memo: dict[int, object]) -> Run:
         made = memo[id(self)] = copy.copy(self)
         vars(made).update(copy.deepcopy({**vars(self), "lock": None}, memo), lock=RLock())
         return made
@@ -229,7 +229,7 @@ class Run:
         """The same replicas with networks of their own, called by `call`, to learn a round while this one predicts."""
         made = copy.copy(self)
         with self.lock:
-            forks = {one: one.forked(call) for one in self._networks()}
+            forks = {one: forked(one, call) for one in self._networks()}
         made.network, made.diverged, made.lock = forks[self.network], self.diverged.clone(), RLock()
         made.memory = memories.with_models(self.memory, lambda model: replace(model, network=forks[model.network]))
         made.examined = WeakKeyDictionary({forks[one]: x for one, x in self.examined.items() if one in forks})
@@ -521,14 +521,6 @@ class Run:
         finally:
             (self.network.posterior, self.method, self.network.task_weights), self._kept = before, None
 
-    def widen_kept(self, columns: int) -> None:
-        """Pad the kept examples, which are packed, to at least this many columns: see `evcl._core.forms`."""
-
-        def change(task: TaskData) -> TaskData:
-            return replace(task, x=widened(task.x, columns))
-
-        self.memory = with_examples(self.memory, change)
-
     def predictor(self, task: int | None = None) -> Gaussian:
         """The weights that predict a task: the posterior, or what the method's `predictor` returns."""
         posterior, make = self.network.posterior, self.method.predictor
@@ -561,10 +553,8 @@ class Run:
         """
         if self.method.log_joint is None:
             return None
-        return self.method.log_joint(self.memory, self.network.posterior, self._asked(x, heads))
-
-    def _asked(self, x: Tensor, heads: Sequence[int]) -> Asked:
-        return Asked(self.network, x, heads, list(self.seeds))
+        asked = Asked(self.network, x, heads, list(self.seeds))
+        return self.method.log_joint(self.memory, self.network.posterior, asked)
 
     @torch.no_grad()
     def domains(self, x: Tensor, heads: Sequence[int], task: Newcomer) -> tuple[list[bool], list[list[float]]] | None:
@@ -573,7 +563,9 @@ class Run:
         """
         if self.method.domains is None:
             return None
-        found = self.method.domains(self.memory, self.network.posterior, self._asked(x, heads), task)
+        found = self.method.domains(
+            self.memory, self.network.posterior, Asked(self.network, x, heads, list(self.seeds)), task
+        )
         if found is None:
             return None
         both = torch.cat([double(found[0].unsqueeze(1)), double(found[1])], 1)
@@ -587,7 +579,6 @@ class Run:
         found = self.log_joint(x, heads)
         return None if found is None else torch.stack([scores.logsumexp(2) for scores in found], 2)
 
-    @torch.no_grad()
     def predict(
         self,
         x: Tensor,
@@ -597,26 +588,24 @@ class Run:
         task: int | None = None,
     ) -> Tensor:
         """Probabilities [R, N, classes] for x [U, N, ...] (see TaskData), averaged over fixed draws of the weights."""
-        if self.method.generative:
-            return self._generated(x, [head])[0]
-        total: Tensor | float = 0.0
-        count = 0
-        for p in self._drawn(x, [head], draws, chunk, task):
-            total, count = total + p, count + 1
-        return torch.as_tensor(total) / count
+        return self.predict_each(x, [head], draws, task, chunk)[0]
 
     @torch.no_grad()
     def predict_each(
-        self, x: Tensor, heads: Sequence[int], draws: Iterable[Tensor] | None = None, task: int | None = None
+        self,
+        x: Tensor,
+        heads: Sequence[int],
+        draws: Iterable[Tensor] | None = None,
+        task: int | None = None,
+        chunk: int | None = None,
     ) -> list[Tensor]:
         """`predict` for each of these heads. The trunk is computed only once."""
-        if len(heads) == 1 or self.method.generative:
-            return [self.predict(x, k, draws, task=task) for k in heads]
-        total: Tensor | float = 0.0
-        count = 0
-        for p in self._drawn(x, heads, draws, task=task):
+        if self.method.generative:
+            return [p for k in heads for p in self._generated(x, [k])]
+        total, count = torch.tensor(0.0), 0
+        for p in self._drawn(x, heads, draws, chunk, task):
             total, count = total + p, count + 1
-        return list((torch.as_tensor(total) / count).split([self.classes(k) for k in heads], 2))
+        return list((total / count).split([self.classes(k) for k in heads], 2)) if len(heads) > 1 else [total / count]
 
     @torch.no_grad()
     def predict_with_entropy(
@@ -628,14 +617,12 @@ class Run:
         if self.method.generative:
             return [(p, torch.special.entr(p).sum(2)) for p in self._generated(x, heads)]
         sizes = [self.classes(k) for k in heads]
-        total: Tensor | float = 0.0
-        entropy: Tensor | float = 0.0  # [R, N, heads]
-        count = 0
+        total, entropy, count = torch.tensor(0.0), torch.tensor(0.0), 0  # [R, N, heads]: the entropy
         for p in self._drawn(x, heads, task=task):
             own = of_each(torch.special.entr(p), sizes, lambda part: part.sum(-1, keepdim=True))
             total, entropy, count = total + p, entropy + own, count + 1
-        each = (torch.as_tensor(total) / count).split(sizes, 2)
-        return list(zip(each, (torch.as_tensor(entropy) / count).unbind(2), strict=True))
+        each = (total / count).split(sizes, 2)
+        return list(zip(each, (entropy / count).unbind(2), strict=True))
 
     @torch.no_grad()
     def log_likelihood(self, data: TaskData, samples: int | None = None) -> Tensor:
@@ -683,12 +670,14 @@ class Run:
             for weights in self.draws(heads, task) if draws is None else draws:
                 yield outputs(network, weights, network.layout, x, heads, chunk, each_head, task)
 
-    def draws(self, heads: Iterable[int], task: int | None = None) -> Sequence[Tensor] | Iterator[Tensor]:
-        """The weight draws [R, P] for predictions. If they are not too large, they are kept until the posterior
-        changes.
+    def draws(
+        self, heads: Iterable[int], task: int | None = None, keep: bool = False
+    ) -> Sequence[Tensor] | Iterator[Tensor]:
+        """The weight draws [R, P] for predictions. If they are not too large, or with `keep`, they are kept until the
+        posterior changes.
         """
         posterior, wanted, samples = self.predictor(task), tuple(heads), self.settings.get("predict_samples", 1)
-        if posterior.mean.numel() * samples > KEPT_NUMBERS:
+        if posterior.mean.numel() * samples > KEPT_NUMBERS and not keep:
             return weight_draws(self.network, posterior, self.seeds, samples, wanted)
         versions = (posterior.mean._version, posterior.log_std._version if posterior.log_std is not None else 0)
         if self._kept is None or self._kept[0] is not posterior or self._kept[1] != (wanted, versions):
@@ -697,7 +686,7 @@ class Run:
         return self._kept[2]
 
 
-def _no_network(field: str, make: Any) -> Model:
+def _no_network(field: str, make: object) -> Model:
     raise EvclError(f"a second network ({field}) cannot be added to a learner that has learned tasks")
 
 

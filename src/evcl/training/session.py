@@ -20,7 +20,6 @@ from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, positions
 from evcl.methods import TaskData
 from evcl.methods.method import Newcomer
-from evcl.nn import Gaussian
 from evcl.nn.inputs import Call
 from evcl.targets.scale import Scale
 from evcl.training import targets
@@ -87,12 +86,11 @@ class Session:
         self.lacking: list[Label] = []  # old classes that the last task had no rows of, but whose softmax it trained
         self.scales: dict[str, Scale] = {}  # head -> the scale of its targets, if they are not classes
         self.density: Density | None = None  # summary of all training rows, if the learner keeps one
-        self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # weight draws of the last prediction
 
     def forked(self, call: Call) -> Session:
         """A session of its own with a fork of the run, to learn a round while this one predicts."""
         made = copy.copy(self)
-        made.run, made._drawn = self.run.forked(call), None
+        made.run = self.run.forked(call)
         made.heads, made.groups = dict(self.heads), dict(self.groups)  # their values are replaced, never changed
         made.shown, made.domains = dict(self.shown), dict(self.domains)
         return made
@@ -104,7 +102,6 @@ class Session:
         On success, the tasks are recorded and `ended` is called. If learning fails, the session is left unfinished: let
         a fork learn.
         """
-        self._drawn = None
         try:
             with self.run.network.keeping():
                 moved = [task._replace(x=task.x.to(self.run.network.posterior.mean)) for task in given]
@@ -281,11 +278,8 @@ class Session:
 
         Weight draws are kept from one task to the next, whatever their size.
         """
-        run, heads = self.run, len(self.run.network.heads)
-        weights = run.predictor(data.task)
-        if self._drawn is None or self._drawn[0] is not weights or self._drawn[1] != heads:
-            self._drawn = weights, heads, list(run.draws(range(heads), data.task))
-        draws = self._drawn[2]
+        run = self.run
+        draws = run.draws(range(len(run.network.heads)), data.task, keep=True)
 
         def predicted(x: Tensor) -> Tensor:
             with run.network.keeping():
