@@ -52,8 +52,15 @@ def signal_at(name: str, nth: int, number: int = signal.SIGINT) -> Iterator[None
 
 @contextmanager
 def _profiled(note: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    sys.setprofile(note)
+    before = sys.getprofile()
+
+    def both(frame: FrameType, event: str, called: Any) -> None:
+        note(frame, event, called)
+        if before is not None:
+            before(frame, event, called)
+
+    sys.setprofile(both)
     try:
         yield
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gc
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -85,7 +86,8 @@ def generator():
 
 @pytest.fixture
 def evcl(capsys, tmp_path):
-    """Run a command in an empty folder: (status, standard output, standard error).
+    """Run a command in an empty folder: (status, standard output, standard error). `evcl.done` runs one that has to
+    succeed, and returns its output.
 
     The plugins that a command adds are forgotten afterwards.
     """
@@ -97,10 +99,31 @@ def evcl(capsys, tmp_path):
         captured = capsys.readouterr()
         return stop.value.code or 0, captured.out, captured.err
 
+    def done(*arguments):
+        status, out, err = call(*arguments)
+        assert (status, err) == (0, ""), err
+        return out
+
+    call.done = done
     before = sys.argv, os.environ["EVCL_PLUGINS"]
     with contextlib.chdir(tmp_path):
         yield call
     sys.argv, os.environ["EVCL_PLUGINS"] = before
+
+
+@pytest.fixture
+def program(capsys):
+    """Run a Python file with these words: what it prints."""
+
+    def call(path, *words):
+        before, sys.argv = sys.argv, [str(path), *map(str, words)]
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        finally:
+            sys.argv = before
+        return capsys.readouterr().out
+
+    return call
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from calls import heard
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris
@@ -21,7 +22,6 @@ from sklearn.utils.estimator_checks import check_dataframe_column_names_consiste
 
 import evcl
 from evcl._core.settings import BAYESIAN, ELASTIC, TRAINING
-from evcl.learner.learning import Learning
 from evcl.sklearn import STOCHASTIC, EVCLClassifier, EVCLRegressor
 from evcl.sklearn.estimator import SETTINGS
 
@@ -341,12 +341,8 @@ def test_what_can_change_between_tasks_does_and_all_else_is_refused():
     model.set_params(epochs=2, strength=5.0, batch_size=50, predict_samples=7).partial_fit(X, NAMES, task="1")
     now = model.learner_.settings
     assert (now.epochs, now.strength, now.batch_size, now.predict_samples, model.n_iter_) == (2, 5.0, 50, 7, 2)
-    assert {name for name in first if first[name] != now[name]} == {
-        "epochs",
-        "strength",
-        "batch_size",
-        "predict_samples",
-    }
+    changed = {"epochs", "strength", "batch_size", "predict_samples"}
+    assert {name for name in first if first[name] != now[name]} == changed
     before = model.predict_proba(X)
     for change, message in (
         ({"init_std": 0.1}, "init_std cannot change between two tasks: set it back to 'auto', or start over with fit"),
@@ -385,10 +381,14 @@ def test_the_number_of_targets_stays():
 
 
 @pytest.mark.parametrize("name", [None, pytest.param("a", marks=pytest.mark.full)])
-def test_the_spread_of_numbers_is_measured_when_it_is_wanted(name, monkeypatch):
+def test_the_spread_of_numbers_is_measured_when_it_is_wanted(name):
     """It takes five more trainings, but is that of one call with all rows, and leaves the means as they were."""
-    trials, measured = Learning._trials, []
-    monkeypatch.setattr(Learning, "_trials", lambda self, task: measured.append(task.name) or trials(self, task))
+    measured = []
+    with heard("Learning._trials", lambda given: measured.append(given["task"].name)):
+        check_when_the_spread_is_measured(name, measured)
+
+
+def check_when_the_spread_is_measured(name, measured):
     x = X[::3]
     y = x[:, 0] + x[:, 1]
     whole = EVCLRegressor((4,), epochs=2, random_state=0).fit(x, y)

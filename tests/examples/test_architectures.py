@@ -75,16 +75,15 @@ def test_a_small_run_of_all_of_it(example, subset, tmp_path, monkeypatch, capsys
         best = found["tried"][method][0]["settings"]
         assert {name: result["config"][name] for name in best} == best
         assert len(result["accuracy"][0]) == 2
-    monkeypatch.setattr(experiments, "tune", None)
-    monkeypatch.setattr(experiments, "write_found", None)
-    monkeypatch.setattr(experiments, "write_result", None)
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json")}
     example[1].main(words)
+    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json")}
     assert capsys.readouterr().out.splitlines()[1:] == first.splitlines()[1:]  # but for the time it took
 
     spec = importlib.util.spec_from_file_location("make_tables", ROOT / "experiments" / "paper" / "make_tables.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    tables.RESULTS = tmp_path
     lines = tables.filled("<!-- table: architectures out -->\n<!-- end -->").splitlines()
     assert [line.split(" | ")[0].strip("| ") for line in lines[4:-2]] == [
         "EVCL", "EWC", "naive", "joint", "EVCL minus EWC", "EVCL minus naive",

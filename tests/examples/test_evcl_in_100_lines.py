@@ -6,14 +6,14 @@ In float64, with the same first weights, batches and noise, the page is the orac
 from __future__ import annotations
 
 import ast
-import importlib.util
 import runpy
-import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from calls import heard
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import evcl
@@ -23,7 +23,7 @@ from evcl.experiments import configure
 from evcl.methods import METHODS, Round
 from evcl.methods.memories import narrowed
 from evcl.nn import Gaussian
-from evcl.training import Adam, Run, TaskData
+from evcl.training import Run, TaskData
 
 PAGE = Path(__file__).parent.parent.parent / "examples" / "evcl_in_100_lines.py"
 F64 = torch.float64
@@ -33,10 +33,7 @@ LAMBDA, BETA, GAMMA, LR, EPOCHS, BATCH, SIGMA = 50.0, 0.3, 0.9, 0.01, 3, 8, 0.1
 
 @pytest.fixture
 def page():
-    spec = importlib.util.spec_from_file_location("evcl_in_100_lines", PAGE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(PAGE)))
 
 
 def test_it_is_one_page_and_needs_nothing_of_the_library():
@@ -53,10 +50,8 @@ def test_it_is_one_page_and_needs_nothing_of_the_library():
 
 
 @pytest.mark.full
-def test_as_a_program_it_keeps_what_it_learned(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [str(PAGE)])
-    runpy.run_path(str(PAGE), run_name="__main__")
-    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
+def test_as_a_program_it_keeps_what_it_learned(program):
+    rows = [line.split("\t") for line in program(PAGE).splitlines()[1:]]
     found = {name: [float(cell.removesuffix("%")) for cell in cells] for name, *cells in rows}
     assert list(found) == ["EVCL", "VCL"]
     assert len(found["EVCL"]) == len(found["VCL"]) == 5
@@ -158,17 +153,14 @@ def pair(page, monkeypatch):
 
 
 @pytest.fixture
-def updates(monkeypatch):
+def updates():
     """(gradient, weights after the step) of each update by the library's Adam: the means', then the log sigmas'."""
-    noted, step = [], Adam.step
-
-    def noting(adam, grad, scratch):
-        given = grad.clone()
-        step(adam, grad, scratch)
-        noted.append((given, adam.weights.clone()))
-
-    monkeypatch.setattr(Adam, "step", noting)
-    return noted
+    grads, noted = [], []
+    with (
+        heard("rules.adam.Adam.step", lambda given: grads.append(given["grad"].clone())),
+        heard("rules.adam.Adam.step", lambda left: noted.append((grads.pop(), left["self"].weights.clone())), "return"),
+    ):
+        yield noted
 
 
 def test_the_library_takes_the_pages_steps(pair, updates):

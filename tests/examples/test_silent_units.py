@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +14,9 @@ LEARNS = {"lr": 0.005, "batch_size": 64, "epochs": 30, "strength_scale": "none",
 LEARNS |= {"prior_std": 0.25}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("silent_units", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
 
 
 def test_what_was_learned_is_measured_with_weights_put_back(example):
@@ -46,14 +43,9 @@ def test_the_weights_of_silent_units_are_put_back_and_no_others(example):
     assert made["1.bias"].tolist() == [1, 1]
 
 
-def test_it_prints_a_row_without_and_one_with_a_spread(example, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["silent_units.py", "--benchmark", "split-digits", "--seeds", "2", "--epochs", "1"]
-    )
-    example.main()
-    title, _, without, with_it = (
-        [c.strip() for c in row.split("|")[1:-1]] for row in capsys.readouterr().out.splitlines()
-    )
+def test_it_prints_a_row_without_and_one_with_a_spread(example, program):
+    out = program(EXAMPLE, "--benchmark", "split-digits", "--seeds", 2, "--epochs", 1)
+    title, _, without, with_it = ([c.strip() for c in row.split("|")[1:-1]] for row in out.splitlines())
     assert title == ["fisher_spread", *example.COLUMNS]
     assert without[0] == "0.0"
     assert float(with_it[0]) > 0

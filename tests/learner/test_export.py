@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import evcl
-from evcl._core.forms import pack
+from evcl.learner.packing import pack
 
 FIELDS = ("probabilities", "entropy", "aleatoric", "epistemic", "unfamiliar")
 SMALL = {"epochs": 2, "predict_samples": 3, "fisher_examples": 10, "seed": 1}

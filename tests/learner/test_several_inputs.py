@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import evcl
-from evcl._core.forms import EXACT, Form, pack, widened
+from evcl._core.forms import Form, widened
 from evcl.curvature import Sample, fisher
+from evcl.learner.packing import EXACT, pack
 from evcl.nn.inputs import Call
 from evcl.training import TaskData
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from small_runs import run_of
 from torch import nn
 
 import evcl
 from evcl._core.randomness import GeneratorNoise, PartNoise, generator
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, TaskData
+from evcl.methods import TaskData
 from evcl.methods.augment import PAD, augmented
-from evcl.training import Run
 from evcl.training.data import Pool
 
 SHAPE = (3, 10, 12)  # not square, so that height and width cannot be confused
@@ -89,12 +88,10 @@ def network():
 
 
 def learned(method, seeds=(0, 1), make=network, **given):
-    known = METHODS[method].known_settings
-    settings = resolve(method, known, {"epochs": 2, "batch_size": 8, "augment": True, **given})
-    run = Run(make(), METHODS[method], [settings] * len(seeds), seeds, draw=True)
-    x = task().x
-    for _ in range(2):
-        head = run.add_head(run.features(x[0, :1]), 2)
+    usual = {"epochs": 2, "batch_size": 8, "augment": True}
+    width = 16 if make is network else 5
+    run, x = run_of(method, seeds=seeds, network=make(), features=width, usual=usual, **given), task().x.double()
+    for head in range(2):
         run.learn([TaskData(x, task().y, head, task=head)])
     return run
 
@@ -108,7 +105,7 @@ def test_it_changes_what_is_learned_and_replicas_are_themselves_alone(method):
     assert not torch.equal(mean, learned(method, augment=False, **given).network.posterior.mean)
     torch.testing.assert_close(learned(method, (1,), **given).network.posterior.mean, mean[1:], rtol=1e-3, atol=1e-5)
     for kept in both.kept_examples():  # as they are
-        whole = {image.numpy().tobytes() for image in task().x[0]}
+        whole = {image.numpy().tobytes() for image in task().x[0].double()}
         assert {image.numpy().tobytes() for image in kept.x.flatten(0, 1)} <= whole
 
 

@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import F64, first_fit, round_of
+from small_runs import F64, first_fit, logits, named, plain, round_of
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -108,20 +108,15 @@ def test_its_loss_is_that_of_the_definition(temperature):
     fit = first_fit(run, [new])
     (loss,) = fit.losses
     x = begun(run.memory, round_of(run, [new]), run.settings).x[0]
-    weights = {name: w[0] for name, w in run.network.layout.views(run.network.posterior.mean).items()}
-
-    def logits(weights, k):
-        h = torch.relu(F.linear(x, weights["1.weight"], weights["1.bias"]))
-        return F.linear(h, weights[f"head {k}.weight"], weights[f"head {k}.bias"])
-
+    before, now = plain(run), plain(run)
     source = torch.Generator().manual_seed(0)
     moved = run.network.posterior.mean + 0.1 * torch.randn(run.network.layout.size, generator=source, dtype=F64)
-    now = {name: w[0] for name, w in run.network.layout.views(moved).items()}
+    now.load_state_dict(named(run, moved))
     wanted, t = 0.0, temperature or 1.0
     for k, share in ((0, 30 / 90), (1, 60 / 90)):
-        z = logits(weights, k)
+        z = logits(before, x, k).detach()
         label = (z / t).softmax(1) if temperature else F.one_hot(z.argmax(1), 2).to(F64)
-        kl = F.kl_div((logits(now, k) / t).log_softmax(1), label, reduction="none").sum(1).mean()
+        kl = F.kl_div((logits(now, x, k).detach() / t).log_softmax(1), label, reduction="none").sum(1).mean()
         wanted = wanted + 90 / 50 * share * t**2 * kl
     rows = torch.arange(50).unsqueeze(0)
     run.network.bind(moved, None, run.network.layout)

@@ -258,15 +258,6 @@ def test_old_outputs_count_as_far_as_the_inputs_are_familiar(five):
     assert float(less.elastic) == pytest.approx(1 + 0.75 * 0.7 * rows[2] / sum(rows.values()))
 
 
-def test_domains_of_the_same_kind_of_images_are_distilled(five):
-    """Other digits are familiar: what the network says about them holds what it knows of the old ones."""
-    statistics = five.parts.run.memory.classes
-    found = rule.familiarity(
-        statistics, a_round(five.parts.run, DIGITS[2].train.x, DIGITS[2].train.y), statistics.classes
-    )
-    assert all(float(one) == 1 for one in found.values())
-
-
 def month(k, number, columns=12, seed=0):
     """A month that uses three columns of its own, by a rule that is turned around every month."""
     x, y = rows(1000, 100 * seed + number + k, rule=(-1.0) ** k, columns=3)

@@ -53,13 +53,11 @@ def test_the_written_training_pass_is_autograds(method):
 
 @pytest.mark.parametrize(("method", "given"), [("si", {"optimizer": "sgd"}), ("noisy-kfac", {})])
 def test_a_replica_that_diverges_leaves_the_other_as_it_is(method, given):
-    s, one = resolve(method, METHODS[method].known_settings, {"epochs": 2, "batch_size": 10, **given}), task(0, 0)
-    found = []
+    one, found = task(0, 0), []
+    options = {"allow_divergence": True, "dtype": torch.float32}
     for seeds in ([0, 1], [1]):
-        run = Run(
-            evcl.nn.mlp(INPUTS, [HIDDEN]), METHODS[method], [s] * len(seeds), seeds, draw=True, allow_divergence=True
-        )
-        run.add_heads(HIDDEN, [2])
+        network = {"network": evcl.nn.mlp(INPUTS, [HIDDEN]), "features": HIDDEN, "heads": [2]}
+        run = run_of(method, seeds=seeds, usual={"epochs": 2, "batch_size": 10}, options=options, **network, **given)
         x = one.x * torch.tensor([1e30, 1.0])[seeds].view(-1, 1, 1)
         run.learn([TaskData(x, one.y.expand(len(seeds), -1), 0)])
         found.append(run)
@@ -242,11 +240,9 @@ for _name in BUILT_IN:
 
 def normalised(method, training, **given):
     """A run of a network with a batch norm and dropout, whose module is in the mode of training or of evaluation."""
-    known = METHODS[method].known_settings
-    s = resolve(method, known, {"epochs": 2, "batch_size": 20, **given})
     layers = nn.utils.skip_init(nn.Linear, INPUTS, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(), nn.Dropout(0.2)
-    run = Run(nn.Sequential(*layers), METHODS[method], [s], [0], draw=True)
-    run.add_heads(HIDDEN, [2])
+    options = {"network": nn.Sequential(*layers), "features": HIDDEN, "options": {"dtype": torch.float32}}
+    run = run_of(method, heads=[2], usual={"epochs": 2, "batch_size": 20}, **options, **given)
     for number in range(2):
         run.network.train(training)
         run.learn([task(number, 0)])

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    F64,
-    HIDDEN,
-    INPUTS,
-    assert_weights,
-    first_fit,
-    learned,
-    logits,
-    plain,
-    round_of,
-    run_of,
-    task,
-    used_by,
-)
+from small_runs import F64, HIDDEN, INPUTS, assert_weights, first_fit, learned, logits, plain, round_of, run_of, task
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -73,7 +61,11 @@ def by_hand(run, s):
             jacobians = [jacobian(network, weights, x, head, c) for c in range(2)]
             k = [j @ (variance.unsqueeze(1) * j.T) + s["jitter"] * torch.eye(len(x), dtype=F64) for j in jacobians]
             old.append((x, head, m, [torch.linalg.inv(one) for one in k]))
-        used = {name: w for head in {one.head, *(h for _, h in points)} for name, w in used_by(network, head).items()}
+        used = {
+            name: w
+            for head in {one.head, *(h for _, h in points)}
+            for name, w in small_runs.used_by(network, head).items()
+        }
         adam = torch.optim.Adam(used.values(), lr=0.02)
         for _ in range(4):
             adam.zero_grad()
@@ -197,16 +189,6 @@ def test_the_memory_is_bounded_and_shared_by_the_tasks():
     assert sorted(sizes[4]) == [2, 2, 2, 3, 3]
     assert sizes[11:] == [[1] * 12] * 4  # more tasks than points
     assert len({one.task for one in run.memory.points}) == 12
-
-
-def test_the_order_of_the_rows_does_not_matter():
-    """Of a whole batch: the weights, H and the points."""
-    found = []
-    for order in (torch.arange(30), torch.randperm(30, generator=torch.Generator().manual_seed(0))):
-        run = learned("fromp", [one.select(order.unsqueeze(0)) for one in (task(0, 0), task(1, 0))], **GIVEN)
-        found.append((run.network.posterior.mean, run.memory.precision, *(p.x for p in run.memory.points)))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-10)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

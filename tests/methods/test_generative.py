@@ -247,15 +247,6 @@ def test_classes_named_in_advance_are_new_when_their_rows_come():
     torch.testing.assert_close(learner.predict_proba(X).sum(1), torch.ones(len(X)))
 
 
-def test_new_classes_beside_old_ones_join_them():
-    x, y = blobs([0, 1], dtype=torch.float32)
-    learner = evcl.EVCL(evcl.nn.mlp(5, [8]), epochs=30, lr=0.02)
-    learner.learn((x, y), "0")
-    learner.learn(blobs([0, 1, 2], seed=1, dtype=torch.float32), "1", "0")
-    assert len(groups(learner)) == 1
-    assert learner.measure(blobs([0, 1, 2], seed=2, dtype=torch.float32)).accuracy > 0.9
-
-
 def test_what_a_head_of_several_groups_cannot_do(learner):
     with pytest.raises(evcl.EvclError, match="the classes of this head were learned in 5 groups"):
         learner.mean_network()
@@ -378,10 +369,8 @@ def test_keeping_rows_from_the_first_task_is_the_setting():
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
-def test_a_method_that_cannot_keep_rows_says_so():
+def test_without_kept_rows_the_warning_asks_for_rows_of_every_class():
     learner = evcl.Learner(evcl.nn.mlp(64, [20]), "xdg", epochs=1)
-    with pytest.raises(evcl.EvclError, match="xdg cannot have a memory of examples"):
-        learner.keep(10)
     one, two = DIGITS[0].train, DIGITS[1].train
     learner.learn((one.x, one.y), "0")
     with pytest.warns(evcl.ForgettingWarning, match="give every task rows of every class"):

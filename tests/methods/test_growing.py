@@ -10,7 +10,7 @@ import small_runs
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from small_runs import EXAMPLES, F64, INPUTS, by_sign, copies
+from small_runs import F64, INPUTS, by_sign, copies
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -18,7 +18,7 @@ import evcl
 from evcl._core.randomness import generator
 from evcl.experiments import configure
 from evcl.experiments.parallel import programs
-from evcl.nn import bayesianize, outputs
+from evcl.nn import bayesianize
 from evcl.nn.columns import ALPHA, Columns, Scale
 from evcl.training.observer import Observer
 
@@ -37,7 +37,7 @@ def lateral(w, k, layer, earlier):
     return (w[f"{own}.alpha.weight"] * a) @ w[f"{own}.u.weight"].T
 
 
-def features(w, k, x, last_lateral=True):
+def features(w, k, x):
     """The features of column k, by the equation in nn/columns.py."""
     firsts, ends = [], []
     for j in range(k + 1):
@@ -45,15 +45,15 @@ def features(w, k, x, last_lateral=True):
         first = torch.relu(x @ w[f"{one}.weight"].T + w[f"{one}.bias"])
         before = first @ w[f"{two}.weight"].T + w[f"{two}.bias"]
         end = torch.relu(before + lateral(w, j, 1, firsts)) if j else torch.relu(before)
-        if j and (last_lateral or j < k):
+        if j:
             end = end + lateral(w, j, "output", ends)
         firsts.append(first)
         ends.append(end)
     return ends[-1]
 
 
-def logits(w, k, head, x, **options):
-    return features(w, k, x, **options) @ w[f"head {head}.weight"].T + w[f"head {head}.bias"]
+def logits(w, k, head, x):
+    return features(w, k, x) @ w[f"head {head}.weight"].T + w[f"head {head}.bias"]
 
 
 def trained(w, names, loss):
@@ -89,18 +89,6 @@ def test_a_progressive_network_trains_as_plain_torch_does(heads):
         torch.testing.assert_close(run.predict(task.x, head, task=k)[0], p)
         moved = [name for name in names if not torch.equal(w[name], after[name])]
         assert set(moved) == set(names)  # every lateral of the column learns
-
-
-def test_the_last_lateral_changes_the_logits_of_the_task_that_is_trained_and_scored():
-    """In public code it is added for earlier tasks only."""
-    run = run_of("progressive", epochs=40)
-    for k in range(2):
-        run.learn([by_sign(k)])
-    x = by_sign(1).x
-    w = weights(run.network, run.predictor(1).mean)
-    with_it, without = (logits(w, 1, 0, x[0], last_lateral=there) for there in (True, False))
-    assert float((with_it - without).abs().max()) > 0.05
-    torch.testing.assert_close(run.predict(x, 0, task=1)[0], with_it.softmax(1))
 
 
 def test_earlier_columns_and_their_predictions_do_not_change_by_a_bit():
@@ -313,53 +301,13 @@ def test_progress_and_compress_trains_as_plain_torch_does(heads):
         close(weights(active.network, run.memory.active.posterior.mean), w)
         close(weights(network, network.posterior.mean), after)
 
-        own = {name: torch.zeros_like(after[name]) for name in used}
         leaves = {name: nn.Parameter(after[name]) for name in used}
-        for row in x:
-            log_p = base_logits({**after, **leaves}, head, row[None])[0].log_softmax(0)
-            for c in range(2):
-                grads = torch.autograd.grad(log_p[c], list(leaves.values()), retain_graph=True)
-                for name, grad in zip(used, grads, strict=True):
-                    own[name] += log_p[c].exp().detach() * grad.square() / EXAMPLES
+        said = partial(base_logits, {**after, **leaves}, head)
+        own = small_runs.fisher_by_definition(leaves, lambda row: said(row[None])[0], x)  # noqa: B023
         mean = sum(float(f.sum()) for f in own.values()) / sum(f.numel() for f in own.values())
         fisher |= {name: gamma * fisher[name] + own[name] / mean for name in used}
         close(weights(network, run.memory.base.importance), fisher)
         torch.testing.assert_close(run.predict(task.x, head, task=k)[0], base_logits(after, head, x).softmax(1))
-
-
-def test_each_network_does_not_change_by_a_bit_while_the_other_learns():
-    run = run_of("progress-compress")
-    run.learn([by_sign(0)])
-    seen = {}
-
-    class Watches(Observer):
-        def end_fit(self, stage, result):
-            active, base = run.memory.active.network, run.network
-            views = active.layout.views(active.beside.mean)
-            copied = {name: views[f"columns.0.body.{name}"].clone() for name in base.trunk_names}
-            seen[stage] = copied, base.posterior.mean.clone()
-
-    before = run.network.posterior.mean.clone()
-    run.learn([by_sign(1)], observer=Watches())
-    copied, base = seen[0]
-    assert torch.equal(base, before)
-    layout, active = run.network.layout, run.memory.active
-    for name, view in copied.items():
-        assert torch.equal(view, layout.view(before, name))
-        assert torch.equal(view, active.network.layout.view(active.posterior.mean, f"columns.0.body.{name}"))
-    x = by_sign(1).x
-    z = outputs(active.network, active.posterior.mean, active.network.layout, x, [0])
-    w = weights(active.network, active.posterior.mean)
-    torch.testing.assert_close(z[0], logits(w, 1, 0, x[0]))  # the last column, whatever the task's number
-
-
-def test_the_base_comes_to_say_what_the_active_column_says():
-    run = run_of("progress-compress", epochs=150, strength=0.01)
-    run.learn([by_sign(0)])
-    active = run.memory.active
-    said = outputs(active.network, active.posterior.mean, active.network.layout, by_sign(0).x, [0]).softmax(2)
-    assert (said.argmax(2) == by_sign(0).y).double().mean() > 0.95
-    assert float((run.predict(by_sign(0).x, 0) - said).abs().mean()) < 0.05
 
 
 def test_an_early_end_of_progress_does_not_end_compress():

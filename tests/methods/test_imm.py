@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    F64,
-    PLAIN_FISHER,
-    adam,
-    assert_weights,
-    by_sign,
-    copies,
-    fisher_by_definition,
-    learned,
-    logits,
-    named,
-    plain,
-    round_of,
-    run_of,
-    used_by,
-)
+from small_runs import F64, PLAIN_FISHER, adam, assert_weights, by_sign, copies, learned, logits, plain, run_of, used_by
 
-import evcl
 from evcl._core.randomness import GeneratorNoise, generator
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, fisher
-from evcl.methods.imm import SMALLEST, DropTransfer
-from evcl.methods.method import Fitted
-from evcl.nn import Gaussian, Part
+from evcl.methods.imm import SMALLEST
 
 HEADS = (2, 2, 2)
 METHOD_NAMES = ("imm-mean", "imm-mode")
@@ -46,11 +27,11 @@ def test_what_predicts_is_the_closed_form_and_not_the_last_weights(method, heads
         used = used_by(network, task.head)
         own = {name: torch.ones_like(w) for name, w in used.items()}
         if method == "imm-mode":
-            own = fisher_by_definition(used, lambda x, n=network, k=task.head: logits(n, x, k), task.x[0])
+            own = small_runs.fisher_by_definition(used, lambda x, n=network, k=task.head: logits(n, x, k), task.x[0])
             own = {name: total / task.n + SMALLEST for name, total in own.items()}
         ends.append(copies(dict(network.named_parameters())))
         weights.append({name: own.get(name, torch.zeros_like(w)) for name, w in ends[-1].items()})
-    found, last = named(run, run.predictor(0).mean), ends[-1]
+    found, last = small_runs.named(run, run.predictor(0).mean), ends[-1]
     for name, view in found.items():
         total = sum(w[name] for w in weights)
         wanted = sum(w[name] * mu[name] for w, mu in zip(weights, ends, strict=True)) / total
@@ -114,33 +95,3 @@ def test_drop_transfer_is_that_of_plain_torch():
     run.learn([task], noise=GeneratorNoise([generator(3, "noise")]))
     assert 5 < sum(dropped) < 47
     assert_weights(run, run.network.posterior.mean, dict(network.named_parameters()))
-
-
-def test_a_tracker_that_perturbs_restores_the_weights():
-    layout = run_of("imm-mean").network.layout
-    q = Gaussian(torch.arange(float(layout.size), dtype=F64).unsqueeze(0), None, layout)
-    drop = DropTransfer(0.5, [["1.weight", "1.bias"]])
-    drop.begin(Gaussian(torch.zeros_like(q.mean), None, layout), Part(layout, layout))
-    assert drop.perturbs
-    before = q.mean.clone()
-    drop.perturb(q, GeneratorNoise([generator(0, "noise")]))
-    assert not torch.equal(q.mean, before)
-    grads = evcl.methods.Gradients(torch.ones_like(before), None, layout)
-    drop.before(q, grads)
-    assert torch.equal(q.mean, before)
-    assert set(grads.part("1.bias").flatten().tolist()) == {0.0, 2.0}
-    assert bool((grads.part("head 0.weight") == 1).all())
-
-
-def test_the_mode_of_a_weight_without_a_fisher_is_the_mean():
-    run = run_of("imm-mode", **PLAIN_FISHER)
-    network, layout = run.network, run.network.layout
-    zero = Gaussian(torch.zeros_like(network.posterior.mean), None)
-    fitted = Fitted(network, zero, zero, layout, torch.ones(layout.size, dtype=F64))
-    s = resolve("ewc", METHODS["ewc"].known_settings, {**PLAIN_FISHER, "fisher_scale": "none"})
-    found = fisher(fitted, round_of(run, [by_sign(0)]), s)
-    assert not layout.view(found, "1.weight").any()  # of a network of zeros; so the weights of its mode are all e
-    for k in range(2):
-        run.learn([by_sign(k, k)])
-    dead = run.memory.weight <= 2 * SMALLEST
-    assert torch.allclose(run.memory.weight[dead & (run.memory.weight > 0)], torch.tensor(SMALLEST, dtype=F64), rtol=1)

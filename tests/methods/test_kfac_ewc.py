@@ -5,22 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    EXAMPLES,
-    F64,
-    adam,
-    assert_springs,
-    assert_weights,
-    learned,
-    logits,
-    plain,
-    round_of,
-    run_of,
-    task,
-    used_by,
-)
+from small_runs import EXAMPLES, F64, adam, assert_springs, assert_weights, learned, logits, plain, round_of, task
 from torch import nn
 
 import evcl
@@ -29,7 +17,7 @@ from evcl.curvature import Sample, blocks, kfac
 from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients
 from evcl.methods.applied import add_gradients
 from evcl.methods.elastic_memory import Elastic, Memory
-from evcl.methods.kronecker import Factored, penalty
+from evcl.methods.kronecker import MEASURES, Factored
 from evcl.nn import Gaussian, bayesianize, head
 from evcl.nn.independence import check_examples_independent
 from evcl.posterior.kronecker import merged
@@ -42,7 +30,7 @@ def data(k, head=0, examples=EXAMPLES):
     return task(k, head, examples, classes=3)
 
 
-made = partial(run_of, hidden=(4,), heads=(3, 3))
+made = partial(small_runs.run_of, hidden=(4,), heads=(3, 3))
 
 
 def covariance(size, generator, k=1, replicas=2):
@@ -129,7 +117,8 @@ def test_variances_have_the_diagonal_of_the_product(everything, over):
     given = {"strength": 0.7, "fisher_scale": "examples" if over else "none"}
     s = resolve("kfac-evcl", METHODS["kfac-evcl"].known_settings, given)
     one = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
-    term, rest = penalty(memory, s, Round(1, [one], network, prior, [0], [0, 1], CATEGORICAL), 0.5)
+    round_ = Round(1, [one], network, prior, [0], [0, 1], CATEGORICAL)
+    term, rest = MEASURES["kfac"].penalty(memory, s, round_, 0.5)
     assert isinstance(rest, Elastic)
     assert not rest.importance.any()
     weight = 0.5 * 0.7 / (11 if over else 1)
@@ -171,21 +160,6 @@ def test_merging_is_what_its_equation_says(how, generator):
             u, s, v = torch.linalg.svd(blocks_)
             best = (s[0] * torch.outer(u[:, 0], v[0])).view(3, 3, 4, 4).permute(0, 2, 1, 3).reshape(12, 12)
             torch.testing.assert_close(found[r], best)
-
-
-@pytest.mark.parametrize("how", MERGES)
-def test_what_merging_does_to_tasks_that_are_alike_and_to_other_units(how, generator):
-    old, new = ((covariance(4, generator), covariance(3, generator)) for _ in range(2))
-    twice = product(merged(old, old, how))
-    torch.testing.assert_close(twice, (2 if how in ("nearest", "tasks") else 4) * product(old))
-    units = [(1e3 * a, g / 1e3) for a, g in (old, new)]
-    other = product(merged(old, units[1], how))
-    if how == "sum":
-        assert not torch.allclose(other, product(merged(old, new, how)))
-    else:
-        torch.testing.assert_close(other, product(merged(old, new, how)), rtol=1e-6, atol=1e-8)
-    eigenvalues = torch.linalg.eigvalsh(other)
-    assert float(eigenvalues.min()) > -1e-9 * float(eigenvalues.max())
 
 
 def test_nothing_seen_is_merged_without_a_division_by_zero(generator):
@@ -247,7 +221,7 @@ def test_kfac_ewc_is_what_plain_torch_makes_of_its_equations():
             penalty = sum(d @ matrices[name] @ d for name, d in moved.items())
             return F.cross_entropy(logits(network, one.x[0]), one.y[0]) + strength / 2 * penalty / one.n
 
-        adam(used_by(network, 0), loss)
+        adam(small_runs.used_by(network, 0), loss)
         for name, (a, g) in factors_by_definition(network, one.x[0], warm).items():
             a, g = damped(a, g, rho, name != "1")
             matrices[name] = matrices[name] + n * warm**2 * torch.kron(g, a)
@@ -275,20 +249,18 @@ def test_kfac_evcl_s_gradient_is_autograd_s(generator):
     assert_springs([Elastic(posterior, one, two)], q)  # which may hold variances otherwise than means
 
 
-def test_the_kl_leaves_means_that_have_factors_to_them(everything):
+def test_the_kl_leaves_means_that_have_factors_to_them():
     """By its default, and no others: a norm has none."""
-    network, layout, mean, several = everything
-    prior, zeros = Gaussian(mean, torch.zeros_like(mean)), torch.zeros_like(mean)
-    s = resolve("kfac-evcl", METHODS["kfac-evcl"].known_settings, {"distill": 0.0, "tempering": 0.1})
-    one = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
-    round_ = Round(1, [one], network, prior, [0], [0, 1], CATEGORICAL)
-    for factors, free in ((several, True), ({}, False)):
-        memory = Memory(prior, zeros, zeros, factors=factors)
-        springs = next(METHODS["kfac-evcl"].learn(memory, round_, s)).terms[0].springs()
+    network = nn.Sequential(nn.utils.skip_init(nn.Linear, 5, 4), nn.LayerNorm(4), nn.ReLU())
+    run = made("kfac-evcl", network=network, distill=0.0, tempering=0.1)
+    layout, every = run.network.layout, run.network.posterior.mean.shape
+    for number in range(2):
+        springs = small_runs.first_fit(run, [data(number)]).terms[0].springs()
         for name in layout.shapes:
-            pull = layout.view(springs.mean.w.expand_as(mean), name)
-            assert bool((pull > 0).all()) == (not free or name.startswith("norm")), name
-            assert bool((layout.view(springs.linear.w.expand_as(mean), name) > 0).all())
+            pull = layout.view(springs.mean.w.expand(every), name)
+            assert bool((pull > 0).all()) == (number == 0 or name.startswith(("1.", "head 1"))), name
+            assert bool((layout.view(springs.linear.w.expand(every), name) > 0).all())
+        run.learn([data(number)])
 
 
 @pytest.mark.parametrize(("plain", "factored"), [("ewc", "kfac-ewc"), ("evcl", "kfac-evcl")])
@@ -310,15 +282,3 @@ def test_old_factors_fade_and_those_of_another_head_do_not():
     assert after["1.weight"][0].shape[1] == 2
     torch.testing.assert_close(after["1.weight"][1][:, :1], 0.5 * before["1.weight"][1])
     assert torch.equal(after["head 0.weight"][1], before["head 0.weight"][1])
-
-
-def test_units_do_not_change_with_the_number_of_rows():
-    """Twice the rows of the past weigh twice as much; a penalty divided by the new rows half as much."""
-    one = data(0)
-    double = TaskData(one.x.repeat(1, 2, 1), one.y.repeat(1, 2), 0)
-    found = []
-    for each in (one, double):
-        run = made("kfac-ewc", epochs=1, lr=1e-12)
-        run.learn([each])
-        found.append(product(run.memory.factors["1.weight"]))
-    torch.testing.assert_close(found[1], 2 * found[0], rtol=1e-6, atol=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from small_runs import F64, INPUTS, Handed
-from test_natural import N, gradients, logistic, run_of, start, task
+from test_natural import N, gradients, run_of, start, task
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -151,26 +151,6 @@ def test_marginals_and_solutions_are_those_of_the_whole_matrix(table, generator)
 # --- from task to task -----------------------------------------------------------------------------------------------
 
 STILL = {"lr": 1e-9, "tempering": BETA, "factor_every": 1, "inverse_every": 1, "epochs": 3}
-
-
-def test_the_precision_after_a_task_is_the_priors_and_the_datas():
-    """Of one linear layer whose curvature does not change; the same data twice count twice."""
-    run = logistic("noisy-kfac", **STILL)
-    one = task(0)
-    for times in (1, 2):
-        run.learn([one], noise=Handed(0.0))
-        mu, v = start(run)
-        ((a, g),), (at,) = factors(run, mu, one.x[0]), layers(run)
-        ((kept_a, kept_g),) = run.memory.factors.values()
-        data = times * N * torch.kron(g, a)
-        torch.testing.assert_close(torch.kron(kept_g[0, 0], kept_a[0, 0]), data, rtol=1e-6, atol=1e-6)
-        precision = whole(a, times * N * g / BETA, 1 / PRIOR)[0]
-        torch.testing.assert_close(v[at].flatten(), torch.linalg.inv(precision).diagonal(), rtol=1e-6, atol=1e-9)
-        more = (
-            precision - data / BETA - torch.eye(len(data), dtype=F64) / PRIOR
-        )  # what the damping of both factors adds
-        assert float(torch.linalg.eigvalsh(more).min()) > -1e-9
-    assert float(torch.linalg.eigvalsh(data / BETA).max()) > 10 / PRIOR
 
 
 def test_weights_without_factors_have_a_diagonal_precision():

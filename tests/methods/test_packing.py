@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
+from small_runs import F64, INPUTS, fitting, run_of
+from torch import Tensor, nn
 
 import evcl
-from evcl._core.errors import EvclError
-from evcl._core.settings import resolve
 from evcl.methods import (
     KL,
     METHODS,
     Fit,
     Learned,
+    Method,
     Model,
     TaskData,
     examples,
@@ -28,10 +28,8 @@ from evcl.methods import (
     tempering,
 )
 from evcl.nn import Gaussian
-from evcl.training import Run
 
-F64 = torch.float64
-R, IN, OUT = 2, 4, 3
+R, OUT = 2, 3
 
 
 @dataclass(frozen=True)
@@ -83,22 +81,15 @@ EVERYTHING = replace(METHODS["vcl"], name="everything", learn=learn, memory=Ever
 
 
 def task(head):
-    x = torch.randn(1, 20, IN, generator=torch.Generator().manual_seed(head), dtype=F64)
+    x = torch.randn(1, 20, INPUTS, generator=torch.Generator().manual_seed(head), dtype=F64)
     return TaskData(x, (x[..., head] > 0).long(), head, torch.full((1, 20), 1.0, dtype=F64) if head else None, head)
 
 
-def new(heads=0, network=None):
-    given = {"epochs": 1, "batch_size": 8, "lr": 0.02, "std_update": "adam", "prior_std": 0.25, "init_std": 1e-3}
-    settings = resolve("everything", EVERYTHING.known_settings, given)
-    trunk = network or torch.nn.Sequential(
-        torch.nn.Flatten(),
-        torch.nn.utils.skip_init(torch.nn.Linear, IN, OUT),
-        torch.nn.BatchNorm1d(OUT),
-        torch.nn.ReLU(),
-    )
-    run = Run(trunk, EVERYTHING, [settings] * R, [5, 6], draw=True, dtype=F64)
-    run.add_heads(OUT, [2] * heads)
-    return run
+def new(heads=0):
+    usual = {"epochs": 1, "batch_size": 8, "lr": 0.02, "std_update": "adam", "prior_std": 0.25, "init_std": 1e-3}
+    linear = nn.utils.skip_init(nn.Linear, INPUTS, OUT)
+    network = nn.Sequential(nn.Flatten(), linear, nn.BatchNorm1d(OUT), nn.ReLU())
+    return run_of(EVERYTHING, seeds=[5, 6], network=network, features=OUT, heads=[2] * heads, usual=usual)
 
 
 def learned():
@@ -185,6 +176,8 @@ def test_what_is_loaded_is_what_was_saved_and_goes_on_alike():
     assert [(one.head, one.task) for one in memory.kept] == [(0, 0), (1, 1)]
     assert memory.kept[0].weights is None
     assert memory.kept[1].weights.shape == (R, 3)
+    assert (memory.signed < 0).any()
+    assert (memory.signed > 0).any()
     other = copy.deepcopy(LEARNED)
     for one in (run, other):
         one.add_head(OUT, 2)
@@ -192,16 +185,10 @@ def test_what_is_loaded_is_what_was_saved_and_goes_on_alike():
     assert same(run, other)
 
 
-def test_numbers_of_either_sign_are_loaded():
-    memory = load(*saved()).memory
-    assert (memory.signed < 0).any()
-    assert (memory.signed > 0).any()
-
-
 def test_a_method_with_every_field_is_saved_by_a_learner(tmp_path):
     evcl.methods.register(EVERYTHING, overwrite=True)
     try:
-        learner = evcl.Learner(evcl.nn.mlp(IN, [OUT]), "everything", epochs=1, seed=3, std_update="adam")
+        learner = evcl.Learner(evcl.nn.mlp(INPUTS, [OUT]), "everything", epochs=1, seed=3, std_update="adam")
         for head in range(2):
             learner.learn((task(head).x[0].float(), task(head).y[0]))
         learner.save(tmp_path / "model.safetensors")
@@ -253,7 +240,7 @@ def test_a_damaged_tensor_is_refused(damage):
         tensors, outline = saved()
         if tensors[name].is_floating_point() or damage not in ("nan", "inf"):
             DAMAGES[damage](tensors, name)
-            with pytest.raises(EvclError):
+            with pytest.raises(evcl.EvclError):
                 load(tensors, outline)
 
 
@@ -283,7 +270,7 @@ def test_a_damaged_tensor_is_refused(damage):
 def test_a_tensor_that_does_not_fit_is_refused(name, change):
     tensors, outline = saved()
     tensors[name] = change(tensors[name])
-    with pytest.raises(EvclError):
+    with pytest.raises(evcl.EvclError):
         load(tensors, outline)
 
 
@@ -328,7 +315,7 @@ def test_a_changed_outline_is_refused_or_still_a_memory(path):
             continue
         try:
             run = load(dict(tensors), put(outline, path, other))
-        except EvclError as error:
+        except evcl.EvclError as error:
             assert "\n" not in str(error)  # noqa: PT017
             continue
         run.predict(task(0).x, 0)
@@ -344,57 +331,22 @@ def test_a_field_of_another_kind_is_refused(path):
     earlier = [before, empty, *([{"dict": [[0, "tensor"]]}] if path[-1] == "masks" else [])]
     for other in OTHERS:
         if other not in earlier:
-            with pytest.raises(EvclError):
+            with pytest.raises(evcl.EvclError):
                 load(dict(tensors), put(outline, path, other))
 
 
 def test_a_memory_of_another_method_is_refused():
     tensors, outline = saved()
     for other in ([], [outline], None, {}, "tensor"):
-        with pytest.raises(EvclError):
+        with pytest.raises(evcl.EvclError):
             load(tensors, other)
     more = copy.deepcopy(outline)
     more["fields"]["more"] = None
-    with pytest.raises(EvclError, match=r"its memory has the fields .*more"):
+    with pytest.raises(evcl.EvclError, match=r"its memory has the fields .*more"):
         load(tensors, more)
     del more["fields"]["more"], more["fields"]["signed"]
-    with pytest.raises(EvclError, match=r"this method.s has .*signed"):
+    with pytest.raises(evcl.EvclError, match=r"this method.s has .*signed"):
         load(tensors, more)
-
-
-def test_what_is_not_finite_is_never_remembered():
-    """A round whose method remembers a NaN leaves the run as it was, and says which field it is."""
-
-    def infinite(memory, round_, s):
-        fitted = yield Fit(round_.tasks)
-        return Learned(fitted.q, replace(memory, importance=memory.importance / 0))
-
-    method = replace(METHODS["ewc"], name="infinite", learn=infinite)
-    run = Run(evcl.nn.mlp(IN, [OUT]), method, [resolve("x", method.known_settings, {"epochs": 1})], [0], draw=True)
-    run.add_head(OUT, 2)
-    before = {name: t.clone() for name, t in run.tensors().items()}
-    with pytest.raises(EvclError, match="importance is not finite for some weights"):
-        run.learn([TaskData(task(0).x.float(), task(0).y, 0)])
-    after = run.tensors()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert run.rounds == 0
-
-
-def test_a_value_per_weight_of_another_shape_is_refused_when_it_is_learned():
-    def learn(memory, round_, s):
-        fitted = yield evcl.methods.Fit(round_.tasks)
-        return evcl.methods.Learned(fitted.q, type(memory)(fitted.own.mean[:, :3]))
-
-    @dataclass(frozen=True)
-    class Memory:
-        importance: torch.Tensor = evcl.methods.per_weight()
-
-    method = evcl.methods.Method("narrow", "remembers too little", bayesian=False, learn=learn, memory=Memory)
-    learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
-    message = r"the memory's importance must be torch.float32 \(1, 37\) and finite, but is .* \(1, 3\)"
-    with pytest.raises(evcl.EvclError, match=message):
-        learner.learn(torch.eye(4), [0, 1, 0, 1])
-    assert not learner.tasks
 
 
 @dataclass(frozen=True)
@@ -407,23 +359,26 @@ class Small:
     ("make", "message"),
     [
         (lambda mean: {"importance": torch.full_like(mean, -1.0)}, "importance must be at least 0"),
+        (lambda mean: {"importance": mean / 0}, "importance is not finite for some weights"),
         (lambda mean: {"importance": None}, "importance must be a Tensor"),
         (lambda mean: {"importance": mean > 0}, r"importance must be torch.float32 \(1, 37\) .* is torch.bool"),
+        (lambda mean: {"importance": mean[:, :3]}, r"importance must be torch.float32 \(1, 37\) .* \(1, 3\)"),
         (lambda mean: {"masks": {0: torch.ones(5)}}, "masks/0 must be finite and have the replica axis first"),
     ],
-    ids=["below its least", "none", "boolean", "without replicas"],
+    ids=["below its least", "infinite", "none", "boolean", "of another shape", "without replicas"],
 )
 def test_what_could_not_be_loaded_is_refused_when_it_is_learned(make, message):
+    """And the learner stays as it was."""
+
     def learn(memory, round_, s):
         fitted = yield Fit(round_.tasks)
         return Learned(fitted.q, replace(memory, **make(fitted.q.mean)))
 
-    method = evcl.methods.Method("odd", "", bayesian=False, learn=learn, memory=Small)
-    learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
-    with pytest.raises(EvclError, match=f"^task '0': the memory's {message}") as raised:
+    learner = evcl.Learner(evcl.nn.mlp(4, [5]), Method("odd", "", bayesian=False, learn=learn, memory=Small), epochs=1)
+    with pytest.raises(evcl.EvclError, match=f"^task '0': (the memory's )?{message}") as raised:
         learner.learn(torch.eye(4), [0, 1, 0, 1])
     assert "\n" not in str(raised.value)
-    assert not learner.tasks
+    assert (learner.tasks, learner.parts.run.rounds) == ((), 0)
 
 
 @dataclass(frozen=True)
@@ -442,12 +397,12 @@ def test_a_second_network_cannot_be_the_learners_own():
             memory = replace(memory, first=own)
         return Learned(fitted.q, memory)
 
-    method = evcl.methods.Method("same", "", bayesian=False, learn=learn, memory=Others)
+    method = Method("same", "", bayesian=False, learn=learn, memory=Others)
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
     learner.learn(torch.eye(4), [0, 1, 0, 1], task="a")
     before = {name: t.clone() for name, t in learner.parts.run.tensors().items()}
     odd.append(True)
-    with pytest.raises(EvclError, match=r"^task 'b': first in the memory must keep its own network: .*$"):
+    with pytest.raises(evcl.EvclError, match=r"^task 'b': first in the memory must keep its own network: .*$"):
         learner.learn(torch.eye(4), [0, 1, 0, 1], task="b")
     after = learner.parts.run.tensors()
     assert learner.tasks == ("a",)
@@ -458,7 +413,7 @@ def test_a_second_network_cannot_be_the_learners_own():
 
 
 def test_two_networks_of_a_memory_have_heads_of_their_own():
-    method = evcl.methods.Method("two", "", bayesian=False, memory=Others, learn=keep)
+    method = Method("two", "", bayesian=False, memory=Others, learn=fitting())
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
     for name in "ab":
         learner.learn(torch.eye(4), [0, 1, 0, 1], task=name)
@@ -468,6 +423,20 @@ def test_two_networks_of_a_memory_have_heads_of_their_own():
         assert (first != second).any()
 
 
-def keep(memory, round_, s):
-    fitted = yield Fit(round_.tasks)
-    return Learned(fitted.q, memory)
+@dataclass(frozen=True)
+class Silent:
+    used: Tensor = None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    inner: NoSuchClass  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [(Silent, "'used' must declare how it is stored"), (Unknown, "'inner': name 'NoSuchClass' is not defined")],
+)
+def test_a_field_that_does_not_say_how_it_lives_is_refused(memory, message):
+    with pytest.raises(evcl.EvclError, match=message):
+        evcl.Learner(evcl.nn.mlp(4, [5]), Method("silent", "", bayesian=False, memory=memory), epochs=1)

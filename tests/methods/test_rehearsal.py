@@ -28,7 +28,7 @@ def kept_of(run):
 
 def learned(labels, heads=None, method="er", replicas=1, classes=None, **given):
     """A run that has learned a task for each tensor of labels; the inputs are the task's number and the row's."""
-    heads = heads or [0] * len(labels)
+    heads = list(heads or [0] * len(labels))
     classes = classes or [1 + max(int(y.max()) for y in labels)] * (1 + max(heads))
     usual = {"epochs": 1, "batch_size": 50}
     run = run_of(method, replicas, evcl.nn.mlp(2, [3]), features=3, heads=classes, usual=usual, **given)
@@ -66,25 +66,20 @@ def test_each_class_has_as_many_rows_as_classes_grow(method):
         assert max(found.values()) - min(found.values()) <= 1
 
 
-def test_each_task_has_as_many_rows_where_tasks_share_classes():
-    found = counts(learned([labels_of(50, 30, 20)] * 4, memory=48))
-    assert set(found.values()) == {4}
-
-
-def test_each_head_has_as_many_rows():
-    found = counts(learned([labels_of(50, 30)] * 4, heads=[0, 1, 2, 3], memory=40))
-    assert found == {(k, k, c): 5 for k in range(4) for c in range(2)}
-
-
-def test_a_class_of_a_later_task_again_shares_its_part_among_its_tasks():
-    found = counts(learned([labels_of(40, 40), labels_of(0, 40, 40)], memory=24))
-    assert found == {(0, 0, 0): 8, (0, 0, 1): 4, (1, 0, 1): 4, (1, 0, 2): 8}
-
-
-def test_a_class_with_few_rows_keeps_all_and_leaves_its_place_to_others():
-    found = counts(learned([labels_of(3, 100), labels_of(100, 100)], memory=40))
-    assert found[0, 0, 0] == 3
-    assert sum(found.values()) == 40
+@pytest.mark.parametrize(
+    ("labels", "heads", "memory", "kept"),
+    [
+        ([(50, 30, 20)] * 4, None, 48, {(k, 0, c): 4 for k in range(4) for c in range(3)}),
+        ([(50, 30)] * 4, range(4), 40, {(k, k, c): 5 for k in range(4) for c in range(2)}),
+        ([(40, 40), (0, 40, 40)], None, 24, {(0, 0, 0): 8, (0, 0, 1): 4, (1, 0, 1): 4, (1, 0, 2): 8}),
+        ([(3, 100), (100, 100)], None, 40, {(0, 0, 0): 3, (0, 0, 1): 17, (1, 0, 0): 10, (1, 0, 1): 10}),
+    ],
+    ids=["each task", "each head", "a class that comes again", "a class of few rows"],
+)
+def test_how_the_memory_is_divided(labels, heads, memory, kept):
+    """A class of a later task again shares its part among its tasks; one with few rows leaves its place to others."""
+    found = counts(learned([labels_of(*numbers) for numbers in labels], heads=heads, memory=memory))
+    assert found == kept
 
 
 def test_a_memory_that_is_large_enough_keeps_every_row():

@@ -14,7 +14,6 @@ from torch.nn.utils import skip_init
 import evcl
 from evcl._core.randomness import generator
 from evcl.methods import METHODS, TaskData
-from evcl.methods.evcl_dgr import tempered
 from evcl.methods.evcl_er import completed, remaining, represented
 from evcl.nn import Gaussian
 
@@ -142,8 +141,7 @@ def replayed(alpha, memory, earlier=1, **given):
     zeros = torch.zeros_like(run.network.posterior.mean)
     first = Gaussian(zeros, torch.full_like(zeros, 0.8).log())
     known = posterior(first, [(places[k], seen[k], 1 / BETA) for k in range(earlier)])
-    inner = evcl.methods.evcl.Memory(**{**vars(run.memory.inner), "prior": known})
-    run.memory = type(run.memory)(inner, run.memory.rehearsal)
+    run.memory = replace(run.memory, inner=replace(run.memory.inner, prior=known))
     return run, first, places, seen, first_fit(run, [numbered(earlier)])
 
 
@@ -327,17 +325,6 @@ def test_with_a_share_of_0_it_is_evcl():
 
 
 # --- EVCL with generated rows ----------------------------------------------------------------------------------------
-
-
-def test_a_product_of_powers_of_gaussians():
-    q = Gaussian(torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[0.3, 0.5]]).double().log())
-    first = Gaussian(torch.tensor([[0.2, 0.0]]).double(), torch.tensor([[0.9, 0.5]]).double().log())
-    for left in (0.0, 0.3, 1.0):
-        found = tempered(q, first, torch.full_like(q.mean, left))
-        a, b = left / 0.3**2, (1 - left) / 0.9**2
-        assert float((-2 * found.log_std[0, 0]).exp()) == pytest.approx(a + b)
-        assert float(found.mean[0, 0]) == pytest.approx((a * 1.0 + b * 0.2) / (a + b))
-    assert tempered(q, first, torch.ones_like(q.mean)).mean.equal(q.mean)
 
 
 def test_a_method_made_from_evcl_keeps_its_own_learn():

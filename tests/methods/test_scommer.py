@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    EXAMPLES,
-    F64,
-    HIDDEN,
-    INPUTS,
-    assert_weights,
-    first_fit,
-    learned,
-    logits,
-    plain,
-    round_of,
-    run_of,
-    task,
-    used_by,
-)
+from small_runs import EXAMPLES, F64, HIDDEN, INPUTS, assert_weights, first_fit, logits, plain, run_of, task, used_by
 from torch import nn
 from torch.nn.utils import skip_init
 
@@ -139,7 +126,7 @@ class Fixed:
 
 def dropping_of(run, base):
     """The dropout of a second round after these counts of wins, and the layer that drops."""
-    dropping = Dropping(base, 1, round_of(run, [task(0, 0)], 1, []), run.settings)
+    dropping = Dropping(base, 1, small_runs.round_of(run, [task(0, 0)], 1, []), run.settings)
     dropping.begin(run.network.posterior, Part(run.network.layout, run.network.layout))
     (layer,) = (module for module in run.network.modules() if type(module).__name__ == "KWinnersLayer")
     return dropping, layer
@@ -166,21 +153,6 @@ def test_dropout_is_heterogeneous_for_new_classes_and_semantic_for_known_ones():
     assert kept[3].tolist() == [1.0] * units  # a kept row
 
 
-def test_used_units_rest():
-    """Over many draws, a unit stays less often the more earlier tasks have used it."""
-    run = run_of("scommer", winners=0.3, heterogeneous=3.0)
-    base = torch.zeros(1, 3, HIDDEN, dtype=F64)
-    base[0, 2] = torch.arange(HIDDEN)
-    dropping, layer = dropping_of(run, base)
-    source, stayed = torch.Generator().manual_seed(0), torch.zeros(HIDDEN, dtype=F64)
-    for _ in range(500):
-        dropping.show(Minibatch(torch.zeros(1, 1, 5), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1).long()))
-        layer.weights.noise = Fixed(torch.rand(1, 2, HIDDEN, generator=source, dtype=F64))
-        stayed += dropping.drop(torch.ones(1, 1, HIDDEN, dtype=F64), layer)[0, 0]
-    assert stayed.sum() == 500 * 4  # 1.1 * ceil(0.3 * 7) = 3.3: four units stay
-    assert stayed[:3].mean() > 1.3 * stayed[4:].mean()
-
-
 def test_wins_are_counted_per_class_and_for_the_rows_of_the_task_alone():
     run = run_of("scommer", winners=0.3, memory=12)
     for one in (task(0, 0), task(1, 1)):
@@ -195,7 +167,7 @@ def test_wins_are_counted_per_class_and_for_the_rows_of_the_task_alone():
 def test_a_rate_below_1_skips_updates():
     found = []
     for rate in (0.5, 1.0):
-        run = learned("scommer", [task(0, 0)], **{**PLAIN, "stable_rate": rate, "stable_decay": 0.5})
+        run = small_runs.learned("scommer", [task(0, 0)], **{**PLAIN, "stable_rate": rate, "stable_decay": 0.5})
         found.append(run.memory.stable.mean)
         assert torch.equal(run.predictor(0).mean, run.memory.stable.mean)
         assert not torch.equal(run.memory.stable.mean, run.network.posterior.mean)  # where learning goes on

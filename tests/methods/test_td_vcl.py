@@ -10,7 +10,6 @@ import torch
 from small_runs import F64, assert_springs, first_fit, learned, run_of
 
 from evcl.methods import Mixed, TaskData
-from evcl.methods.td_vcl import shares
 
 
 def data(k, n=40, heads=1):
@@ -20,16 +19,6 @@ def data(k, n=40, heads=1):
 
 
 made = partial(run_of, "td-vcl", hidden=(6,), usual={"epochs": 2, "batch_size": 10})
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.3, 0.9])
-def test_the_weights_of_the_paper(decay):
-    n = 5
-    w = shares(decay, n)
-    for k in range(n):
-        assert w[k] == pytest.approx((1 - decay) * decay**k / (1 - decay**n))
-        assert sum(w[k:]) == pytest.approx(decay**k * (1 - decay ** (n - k)) / (1 - decay**n))
-    assert shares(1.0, 4) == [0.25] * 4  # the n-step KL
 
 
 def test_after_n_tasks_its_n_anchors_are_the_n_posteriors():
@@ -137,9 +126,3 @@ def test_tasks_that_were_learned_jointly_are_of_one_age():
     assert torch.equal(fit.data[2].weights, fit.data[3].weights)
     run.learn([data(2), data(3, heads=2)])
     assert [task.task for task in run.memory.kept] == [2, 3]
-
-
-def test_half_of_each_batch_is_kept_rows_whatever_the_number_of_new_tasks():
-    rows = Mixed(0.5, 2)([6, 10, 3, 4], 8, torch.Generator().manual_seed(0))
-    assert sorted(rows[rows < 16].tolist()) == list(range(16))
-    assert [int((part >= 16).sum()) for part in rows.split(8)] == [4, 4, 4, 4]

@@ -2,54 +2,32 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from small_runs import F64, assert_springs
+from small_runs import F64, TASKS, assert_springs, learned, round_of, task
 
 import evcl
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, Round, TaskData, collapse
-from evcl.methods.elastic_memory import Elastic, Memory
+from evcl._core.settings import Settings
+from evcl.methods import collapse
+from evcl.methods.elastic_memory import Elastic
 from evcl.methods.terms import Spring
 from evcl.methods.vcl import KL
 from evcl.nn import Gaussian
-from evcl.targets import Likelihood
 
 
-def draw(generator, *shape):
-    return torch.randn(*shape, generator=generator, dtype=F64)
-
-
-def memory(generator, bayesian, r=3, p=40):
-    used = (torch.arange(p) < p // 2).to(F64).expand(r, p)
-    prior = Gaussian(draw(generator, r, p), draw(generator, r, p) - 2 if bayesian else None)
-    return Memory(prior, draw(generator, r, p).square() * used, used)
-
-
-def terms_of(method, memory, s, n):
-    """Those of the fit that it asks for first, for a task of n examples."""
-    task = TaskData(torch.zeros(1, n, 1), torch.zeros(1, n).long(), 0)
-    network = SimpleNamespace(classes=lambda head: 2)
-    round_ = Round(0, [task], network, memory.prior, (), [0], Likelihood())
-    return next(method.learn(memory, round_, s)).terms
+def terms_of(run, one, **given):
+    """Those of the fit that the run's method asks for first, with these settings."""
+    return next(run.method.learn(run.memory, round_of(run, [one]), Settings({**run.settings, **given}))).terms
 
 
 @pytest.mark.parametrize("name", ["evcl", "vcl", "ewc"])
 @pytest.mark.parametrize("per_replica", [False, True])
 def test_the_closed_form_is_autograds(name, per_replica, generator):
-    method = METHODS[name]
-    past = memory(generator, method.bayesian)
-    given = {"fisher_floor": 0.3} if name != "vcl" else {}
-    s = dict(resolve(name, method.known_settings, given))
-    if per_replica:
-        for setting in {"strength", "tempering", "fisher_floor"} & s.keys():
-            s[setting] = torch.tensor([[1.0], [10.0], [0.1]], dtype=F64)
-    s = evcl._core.settings.Settings(s)
-    q = Gaussian(draw(generator, 3, 40), draw(generator, 3, 40) - 1 if method.bayesian else None)
-    terms = terms_of(method, past, s, 123)
-    assert_springs(terms, q, rtol=1e-10, atol=1e-13)
+    run = learned(name, TASKS[:1], replicas=3, **({"fisher_floor": 0.3} if name != "vcl" else {}))
+    own = {"strength", "tempering", "fisher_floor"} & run.settings.keys() if per_replica else ()
+    given = {setting: torch.tensor([[1.0], [10.0], [0.1]], dtype=F64) for setting in own}
+    q = run.network.posterior.map(lambda t: t + torch.randn(t.shape, generator=generator, dtype=F64))
+    assert_springs(terms_of(run, TASKS[1], **given), q, rtol=1e-9, atol=1e-12)
 
 
 def test_a_weight_at_its_centre_feels_exactly_nothing():
@@ -97,8 +75,8 @@ def test_weights_without_data_keep_their_posterior():
 def weights_after_two_tasks(method, **settings):
     benchmark = evcl.benchmarks.get("permuted-digits", seed=0, tasks=2)
     learner = evcl.Learner(evcl.nn.mlp(64, [20]), method, seed=3, epochs=2, **settings)
-    for task in benchmark:
-        learner.learn(task)
+    for one in benchmark:
+        learner.learn(one)
     posterior = learner.parts.run.network.posterior
     return posterior.mean, posterior.log_std
 
@@ -115,41 +93,14 @@ def test_without_strength_evcl_is_vcl_and_with_it_it_is_not():
     assert (vcl[1] - some[1]).abs().max() > 1e-5
 
 
-@pytest.mark.parametrize("method", ["evcl", "ewc"])
-def test_a_needed_weight_is_held_and_the_other_is_free(method):
-    """Task one reads input 0 and never sees input 1; task two would change the weights of both."""
-    x1 = torch.zeros(200, 2)
-    x1[:, 0] = torch.linspace(-2, 2, 200)
-    y1 = (x1[:, 0] + 0.6 * torch.sin(37 * torch.arange(200.0)) > 0).long()  # not separable, so the Fisher stays
-    x2 = torch.linspace(-2, 2, 200).repeat(2, 1).T.contiguous()
-    y2 = 1 - y1
-
-    def moved(strength):
-        identity = torch.nn.Flatten()  # no trunk: the head is the whole model
-        options = {"init_std": 1e-3, "tempering": 1e-6, "std_update": "adam", "distill": 0} if method == "evcl" else {}
-        learner = evcl.Learner(identity, method, epochs=60, lr=0.01, strength=strength, **options)
-        learner.learn((x1, y1))
-        before = learner.mean_network()[1].weight.detach().clone()
-        learner.learn((x2, y2), head="0")
-        change = (learner.mean_network()[1].weight.detach() - before).abs()
-        return change[:, 0].max().item(), change[:, 1].max().item()
-
-    needed, free = moved(strength=1e4)
-    assert free > 0.2
-    assert needed < free / 10
-    needed, free = moved(strength=0)
-    assert needed > free / 2
-
-
 @pytest.mark.parametrize("name", ["evcl", "ewc"])
-def test_a_pull_over_the_examples_is_that_of_so_much_smaller_a_strength(name, generator):
+def test_a_pull_over_the_examples_is_that_of_so_much_smaller_a_strength(name):
     """Both the Fisher's part and the floor's."""
-    kept = memory(generator, METHODS[name].bayesian)
+    run = learned(name, TASKS[:1])
 
     def importance(n, **given):
-        s = resolve(name, METHODS[name].known_settings, {"fisher_scale": "task", **given})
-        (found,) = (term for term in terms_of(METHODS[name], kept, s, n) if isinstance(term, Elastic))
-        return found.importance
+        terms = terms_of(run, task(1, 1, n), **{"fisher_scale": "task", **given})
+        return next(term.importance for term in terms if isinstance(term, Elastic))
 
     divided = importance(250, strength=500.0, fisher_floor=50.0, strength_scale="examples")
     torch.testing.assert_close(divided, importance(250, strength=2.0, fisher_floor=0.2))

@@ -5,30 +5,18 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import small_runs
 import torch
 import torch.nn.functional as F
-from small_runs import (
-    F64,
-    PLAIN_FISHER,
-    adam,
-    assert_weights,
-    by_sign,
-    copies,
-    fisher_by_definition,
-    learned,
-    named,
-    plain,
-    run_of,
-    used_by,
-)
+from small_runs import F64, PLAIN_FISHER, adam, assert_weights, by_sign, copies, fisher_by_definition, learned, plain
 from torch import nn
 
 import evcl
 from evcl._core.randomness import generator
-from evcl.methods.xdg import spread, widths
+from evcl.methods.xdg import widths
 
 PLAIN = {**PLAIN_FISHER, "fisher_scale": "none"}
-made = partial(run_of, "xdg", hidden=(7, 6))
+made = partial(small_runs.run_of, "xdg", hidden=(7, 6))
 
 
 def gates_of(run, task, r=0):
@@ -55,7 +43,7 @@ def test_it_trains_as_plain_torch_does(importance, heads):
     for k, head in enumerate(heads):
         task = by_sign(k, head)
         run.learn([task])
-        gates, used = gates_of(run, k), used_by(network, head)
+        gates, used = gates_of(run, k), small_runs.used_by(network, head)
         assert 0 < float(gates["3.weight"].sum()) < 7
         anchor = copies(used)
 
@@ -89,24 +77,6 @@ def test_gates_are_drawn_once_per_task_from_the_seed():
     assert first.sum(1).tolist() == [5, 5]  # 0.6 of 7 rounded up
     assert second.sum(1).tolist() == [4, 4]
     assert both[0].dtype == torch.uint8
-
-
-def test_the_weights_of_closed_units_do_not_move():
-    run = made(gated=0.5, importance="none")
-    run.learn([by_sign(0)])
-    before = named(run, run.network.posterior.mean)
-    run.learn([by_sign(1)])
-    after = named(run, run.network.posterior.mean)
-    gates = gates_of(run, 1)
-    for into, bias, out, gate in (
-        ("1.weight", "1.bias", "3.weight", gates["3.weight"]),
-        ("3.weight", "3.bias", "head 0.weight", gates["heads"]),
-    ):
-        closed = gate == 0
-        assert torch.equal(after[into][closed], before[into][closed])
-        assert torch.equal(after[bias][closed], before[bias][closed])
-        assert torch.equal(after[out][:, closed], before[out][:, closed])
-        assert float((after[bias][~closed] - before[bias][~closed]).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(("importance", "other"), [("none", "naive"), ("fisher", "ewc")])
@@ -170,18 +140,6 @@ def test_gates_close_the_units_of_any_network():
                 handle.remove()
             z = features @ views["head 0.weight"][r].T + views["head 0.bias"][r]
             torch.testing.assert_close(run.predict(task.x, 0, task=k)[r], z.softmax(1))
-
-
-def test_the_mask_covers_the_columns_of_closed_inputs():
-    run = made()
-    layout = run.network.layout
-    gates = torch.ones(1, 5 + 7 + 6, dtype=torch.uint8)
-    gates[0, [5 + 2, 5 + 7 + 1]] = 0
-    views = layout.views(spread(gates, layout, run.network.posterior.mean))
-    assert views["3.weight"].sum() == 6 * 6
-    assert not views["3.weight"][0, :, 2].any()
-    assert not views["head 1.weight"][0, :, 1].any()
-    assert all(bool(views[name].all()) for name in ("1.weight", "1.bias", "3.bias", "head 0.bias"))
 
 
 def test_predictions_use_the_gates_of_the_task_that_is_named():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evcl.nn import convert
+
 
 @pytest.fixture
 def torch_draws():
@@ -12,3 +14,10 @@ def torch_draws():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Register a layer, as `evcl.nn.register` does, for one test."""
+    monkeypatch.setattr(convert, "_FORMS", dict(convert._FORMS))
+    return convert.register

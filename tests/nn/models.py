@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import evcl
+from evcl._core.randomness import GeneratorNoise
 from evcl._core.settings import resolve
 from evcl.methods import METHODS
 from evcl.training import Run
@@ -29,6 +30,19 @@ def run_of(module, method="evcl", seeds=(0,), draw=False, dtype=torch.float32, d
     """The replicas of a network, one per seed."""
     settings = resolve(method, METHODS[method].known_settings, given)
     return Run(module, METHODS[method], [settings] * len(seeds), seeds, draw=draw, dtype=dtype, device=device)
+
+
+def bound(network, noise=None, drawn=True, grads=None):
+    """The network, computing with its posterior's means, and with its variances if `drawn`."""
+    variance = network.posterior.variance() if drawn else None
+    network.bind(network.posterior.mean, variance, network.layout, grads)
+    network.weights.noise = noise
+    return network
+
+
+def sources(count):
+    """Noise from a generator of its own for each replica."""
+    return GeneratorNoise([torch.Generator().manual_seed(r) for r in range(count)])
 
 
 def saved(learner, folder, x, network=None, task=None):

@@ -10,13 +10,12 @@ import warnings
 
 import pytest
 import torch
-from models import Net, run_of
+from models import Net, bound, run_of
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
-import evcl
 from evcl.nn import bayesianize
 
 B, T = 4, 5
@@ -62,15 +61,11 @@ def tokens():
     return Net(run, token=torch.randn(1, 1, 4), place=torch.randn(1, T + 1, 4))
 
 
-class Scale(nn.Module):
+class Scale(Net):
     """A layer of a user's own: taken whole."""
 
     def __init__(self):
-        super().__init__()
-        self.gamma, self.inner = nn.Parameter(torch.randn(4)), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.inner(x * self.gamma).tanh()
+        super().__init__(lambda m, x: m.inner(x * m.gamma).tanh(), gamma=torch.randn(4), inner=nn.Linear(4, 3))
 
 
 def two():
@@ -288,6 +283,7 @@ def attended(plain, mean, variance, noise, x):
 
 CASES = {
     "linear": (lambda: nn.Linear(4, 3), (4,), local),
+    "linear without a bias": (lambda: nn.Linear(4, 3, bias=False), (4,), local),
     "linear along a sequence with a bias": (lambda: nn.Linear(4, 3), (2, T, 4), flipped),
     "linear along a sequence": (lambda: nn.Linear(4, 3, bias=False), (T, 4), flipped),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2), (4, 9), flipped),
@@ -378,10 +374,8 @@ class Recorded:
 
 
 @pytest.fixture(autouse=True)
-def _registered(torch_draws):
-    evcl.nn.register(Scale)
-    yield
-    del evcl.nn.convert._FORMS[Scale]
+def _one_is_registered(torch_draws, registered):
+    registered(Scale)
 
 
 def prepared(name, replicas, dtype, generator):
@@ -422,43 +416,39 @@ def test_outputs_and_gradients_are_the_naive_ones(name, replicas, dtype, generat
     noise = Recorded(generator)
     network.begin()
 
-    # at the mean it is the plain layer
-    network.bind(posterior.mean, None, layout)
-    at_mean = forward(network, x)
-    for r, part in enumerate(x.split(B)):
-        weights = {k: view[r] for k, view in layout.views(posterior.mean).items()}
-        wanted = functional_call(plain, weights, (part,))
-        if getattr(plain, "padding_idx", None) is not None:
-            fixed = plain.weight.detach()[plain.padding_idx]
-            wanted = torch.where((part == plain.padding_idx).unsqueeze(-1), fixed, wanted)
-        torch.testing.assert_close(at_mean.split(B)[r], wanted, **close(dtype))
+    def point(plain, mean, variance, noise, x):
+        """With point weights it is the plain layer."""
+        y = functional_call(plain, mean, (x,))
+        if getattr(plain, "padding_idx", None) is None:
+            return y
+        return torch.where((x == plain.padding_idx).unsqueeze(-1), plain.weight.detach()[plain.padding_idx], y)
 
-    # the training pass
-    grads = torch.zeros_like(posterior.mean), torch.zeros_like(posterior.mean)
-    variance = posterior.variance()
-    network.bind(posterior.mean, variance, layout, grads)
-    network.weights.noise = noise
-    fast_x = x if whole else x.clone().requires_grad_()
-    y = forward(network, fast_x)
-    up = torch.randn(y.shape, generator=generator, dtype=dtype)
-    (y * up).sum().backward()
-    network.collect_gradients()
+    for drawn, source in ((False, torch.Generator().manual_seed(1)), (True, generator)):
+        grads = torch.zeros_like(posterior.mean), torch.zeros_like(posterior.mean) if drawn else None
+        bound(network, noise if drawn else None, drawn, grads)
+        fast_x = x if whole else x.clone().requires_grad_()
+        y = forward(network, fast_x)
+        y = y.mul_(1) if name.startswith("linear") else y  # what follows may work in place
+        up = torch.randn(y.shape, generator=source, dtype=dtype)
+        (y * up).sum().backward()
+        network.collect_gradients()
 
-    mean = posterior.mean.clone().requires_grad_()
-    variance = variance.clone().requires_grad_()
-    slow_x = x if whole else x.clone().requires_grad_()
-    rows = []
-    for r in range(replicas):
-        means, variances = ({k: view[r] for k, view in layout.views(flat).items()} for flat in (mean, variance))
-        rows.append(reference(plain, means, variances, [eps[r] for eps in noise.kept], slow_x.split(B)[r]))
-    slow = torch.cat(rows)
-    (slow * up).sum().backward()
-    torch.testing.assert_close(y, slow, **close(dtype))
-    torch.testing.assert_close(grads[0], mean.grad, **close(dtype))
-    torch.testing.assert_close(grads[1], 2 * variance.grad, **close(dtype))
-    assert grads[1].abs().max() > 0
-    if not whole:
-        torch.testing.assert_close(fast_x.grad, slow_x.grad, **close(dtype))
+        mean, variance = (flat.clone().requires_grad_() for flat in (posterior.mean, posterior.variance()))
+        slow_x = x if whole else x.clone().requires_grad_()
+        rows = []
+        for r in range(replicas):
+            means, variances = ({k: view[r] for k, view in layout.views(flat).items()} for flat in (mean, variance))
+            about = plain, means, variances, [eps[r] for eps in noise.kept], slow_x.split(B)[r]
+            rows.append((reference if drawn else point)(*about))
+        slow = torch.cat(rows)
+        (slow * up).sum().backward()
+        torch.testing.assert_close(y, slow, **close(dtype))
+        torch.testing.assert_close(grads[0], mean.grad, **close(dtype))
+        if drawn:
+            torch.testing.assert_close(grads[1], 2 * variance.grad, **close(dtype))
+            assert grads[1].abs().max() > 0
+        if not whole:
+            torch.testing.assert_close(fast_x.grad, slow_x.grad, **close(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

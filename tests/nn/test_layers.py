@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+
 import pytest
 import torch
-from models import Net
+import torch.nn.functional as F
+from models import Net, bound, saved, sources
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import evcl
 from evcl._core.randomness import GeneratorNoise
@@ -28,10 +33,8 @@ def test_pre_activations_have_the_moments_of_drawn_weights(plain, shape, generat
     """Mean and variance of each output, over many draws of the noise, are those that drawn weights give."""
     plain = plain().double()
     network = bayesianize(plain, init_std=0.3, dtype=torch.float64)
-    mean = network.posterior.mean
-    network.posterior.log_std += 0.2 * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
-    network.bind(mean, network.posterior.variance(), network.layout)
-    network.weights.noise = GeneratorNoise([generator])
+    network.posterior.log_std += 0.2 * torch.randn_like(network.posterior.mean)
+    bound(network, GeneratorNoise([generator]))
     draws = 4000
     x = torch.randn(1, *shape, generator=generator, dtype=torch.float64)
     with torch.no_grad():  # in many batches, since what examples of one batch draw is not independent
@@ -63,9 +66,7 @@ POSITIONS = {
 def test_positions_of_an_example_share_its_weights_and_examples_do_not(name, replicas, generator):
     """Where an example's input is the same everywhere, so is its output; another example's, and replica's, is not."""
     make, spread = POSITIONS[name]
-    network = bayesianize(make(), init_std=0.3, replicas=replicas, dtype=torch.float64)
-    network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
-    network.weights.noise = GeneratorNoise([torch.Generator().manual_seed(r) for r in range(replicas)])
+    network = bound(bayesianize(make(), init_std=0.3, replicas=replicas, dtype=torch.float64), sources(replicas))
     network.weights.batch = 5 * replicas
     if "folded" in name:
         network.trunk.fold = 6
@@ -80,25 +81,6 @@ def test_positions_of_an_example_share_its_weights_and_examples_do_not(name, rep
     assert (apart + torch.eye(len(y)) > 1e-3).all()
 
 
-@pytest.mark.parametrize("name", ["linear along a sequence", "conv2d", "conv1d, folded"])
-def test_a_replica_of_a_layer_with_positions_draws_what_it_draws_alone(name, generator):
-    make, spread = POSITIONS[name]
-    network = bayesianize(make(), init_std=0.3, replicas=3, dtype=torch.float64)
-    mean, variance = network.posterior.mean, network.posterior.variance()
-    network.trunk.fold = 6 if "folded" in name else 1
-    x = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
-
-    def passed(rows):
-        network.bind(mean[rows], variance[rows], network.layout)
-        network.weights.noise = GeneratorNoise([torch.Generator().manual_seed(r) for r in rows])
-        network.weights.batch = 5 * len(rows)
-        return network.trunk(spread(x[rows].flatten(0, 1))).unflatten(0, (len(rows), -1))
-
-    whole = passed([0, 1, 2])
-    for r in range(3):
-        torch.testing.assert_close(passed([r])[0], whole[r], rtol=1e-12, atol=1e-12)
-
-
 class Handed:
     """The same noise for every call with as many numbers."""
 
@@ -107,42 +89,6 @@ class Handed:
 
     def shared(self):
         return self
-
-
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("bayesian", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5,), (2, 5)], ids=["rows", "sequence"])
-def test_the_training_pass_written_out_is_autograds(replicas, bayesian, bias, shape, generator):
-    """Outputs, gradients of the input, and gradients in the flat buffers: the mean's, and twice the variance's."""
-    plain = nn.Sequential(nn.Linear(5, 4, bias=bias), nn.ReLU(inplace=True), nn.Linear(4, 3, bias=bias)).double()
-    network = bayesianize(plain, init_std=0.3, replicas=replicas, dtype=torch.float64)
-    mean = network.posterior.mean + torch.randn(network.posterior.mean.shape, generator=generator, dtype=torch.float64)
-    variance = network.posterior.variance() if bayesian else None
-    x = torch.randn(replicas * 7, *shape, generator=generator, dtype=torch.float64)
-    up = torch.randn(replicas * 7, *shape[:-1], 3, generator=generator, dtype=torch.float64)
-    network.weights.noise = Handed()
-
-    slow_x = x.clone().requires_grad_()
-    network.bind(mean, variance, network.layout)
-    leaves = network.leaves(network.layout)
-    slow = network.trunk(slow_x)
-    grads = torch.autograd.grad((slow * up).sum(), [slow_x, *leaves])
-    half = len(network.layout.shapes)
-    wanted = [torch.cat([g.flatten(1) for g in part], 1) for part in (grads[1 : 1 + half], grads[1 + half :]) if part]
-
-    fast_x = x.clone().requires_grad_()
-    flat = torch.zeros_like(mean), torch.zeros_like(mean) if bayesian else None
-    network.bind(mean, variance, network.layout, flat)
-    fast = network.trunk(fast_x)
-    (fast * up).sum().backward()
-    network.collect_gradients()
-    close = {"rtol": 1e-10, "atol": 1e-12}
-    torch.testing.assert_close(fast, slow, **close)
-    torch.testing.assert_close(fast_x.grad, grads[0], **close)
-    torch.testing.assert_close(flat[0], wanted[0], **close)
-    if bayesian:
-        torch.testing.assert_close(flat[1], 2 * wanted[1], **close)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +104,9 @@ def test_products_in_bf16_are_close_and_the_state_stays_float32(layer, shape, ge
     x = torch.randn(64, *shape, generator=generator)
     found = []
     for low in (None, torch.bfloat16):
-        network.weights.noise, network.weights.compute_dtype = Handed(), low
         flat = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
-        network.bind(network.posterior.mean, network.posterior.variance(), network.layout, flat)
-        network.weights.batch = len(x)
+        bound(network, Handed(), grads=flat)
+        network.weights.compute_dtype, network.weights.batch = low, len(x)
         y = network.trunk(x)
         y.square().mean().backward()
         network.collect_gradients()
@@ -173,12 +118,9 @@ def test_products_in_bf16_are_close_and_the_state_stays_float32(layer, shape, ge
 
 
 def test_a_row_of_zeros_without_a_bias_has_a_gradient(generator):
-    network = bayesianize(nn.Linear(3, 2, bias=False), init_std=0.1)
-    network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
-    leaves = network.leaves(network.layout)
-    network.weights.noise = GeneratorNoise([generator])
+    network = bound(bayesianize(nn.Linear(3, 2, bias=False), init_std=0.1), GeneratorNoise([generator]))
     out = network(torch.zeros(4, 3))
-    grads = torch.autograd.grad(out.square().sum() + out.sum(), leaves)
+    grads = torch.autograd.grad(out.square().sum() + out.sum(), network.leaves(network.layout))
     assert all(g.isfinite().all() for g in grads)
 
 
@@ -187,7 +129,6 @@ def test_dropout_keeps_the_expectation_and_is_off_in_prediction(layer, positions
     network = bayesianize(nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 2)))
     dropout = network.trunk[0]
     x = torch.ones(2000, 8, 2, 2)
-    network.weights.noise = None
     assert torch.equal(dropout(x), x)
     network.weights.noise = GeneratorNoise([generator])
     y = dropout(x)
@@ -206,8 +147,7 @@ def test_tied_weights_share_one_slice():
     plain.again = plain.first  # the same layer under a second name
     network, x = bayesianize(plain), torch.ones(2, 4)
     assert list(network.layout.shapes) == ["first.weight", "first.bias", "second.bias", "out.weight", "out.bias"]
-    network.bind(network.posterior.mean, None, network.layout)
-    torch.testing.assert_close(network(x), plain(x))
+    torch.testing.assert_close(bound(network, drawn=False)(x), plain(x))
 
 
 def table_and_matrices(tied):
@@ -231,9 +171,7 @@ def test_the_gradients_of_tied_weights_add_up(replicas, generator):
         for name, view in network.layout.views(network.posterior.mean).items():
             view.copy_(shared if "weight" in name else torch.zeros_like(view))
         grads = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
-        network.bind(network.posterior.mean, network.posterior.variance(), network.layout, grads)
-        network.weights.noise = Handed()
-        network(x).square().sum().backward()
+        bound(network, Handed(), grads=grads)(x).square().sum().backward()
         network.collect_gradients()
         found[tied] = [network.layout.views(flat) for flat in grads]
     for one, three in zip(found[True], found[False], strict=True):
@@ -276,13 +214,9 @@ def test_means_start_from_the_module_or_he_uniform():
     assert not torch.equal(views["0.weight"][0], views["0.weight"][1])
 
 
-class Scale(nn.Module):
+class Scale(Net):
     def __init__(self):
-        super().__init__()
-        self.gamma = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return x * self.gamma
+        super().__init__(lambda m, x: x * m.gamma, gamma=torch.ones(3))
 
 
 def test_an_unknown_layer_learns_or_is_named_and_stays_as_it_is():
@@ -294,7 +228,7 @@ def test_an_unknown_layer_learns_or_is_named_and_stays_as_it_is():
     assert network.frozen == {"1.gamma": "Scale"}
 
 
-def test_a_registered_layer_takes_part():
+def test_a_registered_layer_takes_part(registered):
     class BayesianScale(evcl.nn.BayesianLayer):
         def forward(self, x):
             x = self.unfold(x)
@@ -303,34 +237,32 @@ def test_a_registered_layer_takes_part():
         def example_gradient(self, parameter, x, delta):
             return x * delta
 
-    evcl.nn.register(Scale, BayesianScale)
-    try:
-        learner = evcl.EWC(nn.Sequential(nn.Linear(3, 3), Scale()), epochs=3)
-        learner.learn((torch.eye(3), [0, 1, 1]))
-        network = learner.parts.run.network
-        views = network.layout.views(network.posterior.mean)
-        assert "1.gamma" in views
-        assert not torch.equal(views["1.gamma"], torch.ones(1, 3))
-        assert (network.layout.views(learner.parts.run.memory.importance)["1.gamma"] > 0).any()
-    finally:
-        from evcl.nn import convert
-
-        del convert._FORMS[Scale]
+    registered(Scale, BayesianScale)
+    learner = evcl.EWC(nn.Sequential(nn.Linear(3, 3), Scale()), epochs=3)
+    learner.learn((torch.eye(3), [0, 1, 1]))
+    network = learner.parts.run.network
+    assert not torch.equal(network.layout.view(network.posterior.mean, "1.gamma"), torch.ones(1, 3))
+    assert (network.layout.view(learner.parts.run.memory.importance, "1.gamma") > 0).any()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    ("module", "message"),
+    ("make", "message"),
     [
-        (nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3, affine=False)), "mixes the examples of a batch"),
-        (nn.BatchNorm1d(3, track_running_stats=False), "depend on its batch"),
-        (nn.Embedding(3, 3, max_norm=1.0), "max_norm or scale_grad_by_freq"),
-        (nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "global generator"),
-        ("a network", "must be a torch.nn.Module, not str"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3, affine=False)), "mixes the examples of a batch"),
+        (lambda: nn.BatchNorm1d(3, track_running_stats=False), "depend on its batch"),
+        (lambda: nn.Embedding(3, 3, max_norm=1.0), "max_norm or scale_grad_by_freq"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "global generator"),
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "'0.weight' has no shape yet: call the network on a batch once"),
+        (lambda: nn.Linear(4, 3, device="meta"), "'weight' is on the device 'meta' and has no values"),
+        (lambda: nn.Linear(4, 3, dtype=torch.complex64), "'weight' is torch.complex64"),
+        (lambda: torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)), "pass the module that it was made from"),
+        (lambda: "a network", "must be a torch.nn.Module, not str"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(module, message):
+def test_what_cannot_be_converted_is_refused(make, message):
     with pytest.raises(evcl.EvclError, match=message):
-        bayesianize(module)
+        bayesianize(make())
 
 
 @pytest.mark.parametrize("frozen", [("0.weight", "0.bias"), ("0.weight",)])
@@ -365,3 +297,125 @@ def test_mlp_checks_its_widths():
     for inputs, hidden in ((0, [3]), (3, [0]), (3, [2.5]), (True, [3])):
         with pytest.raises(evcl.EvclError, match="mlp takes"):
             evcl.nn.mlp(inputs, hidden)
+
+
+def old(layer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.spectral_norm(layer)
+
+
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, old], ids=["parametrised", "by a hook"])
+@pytest.mark.parametrize("layer", [nn.Linear(6, 4), nn.Conv2d(2, 4, 3)], ids=["linear", "convolution"])
+def test_the_vectors_of_a_spectral_norm_follow_the_weights_in_training_alone(norm, layer, generator):
+    plain = norm(copy.deepcopy(layer))
+    x = torch.randn(3, 5, *((6,) if isinstance(layer, nn.Linear) else (2, 3, 3)), generator=generator)
+    network = bayesianize(nn.Sequential(plain, nn.Flatten()), replicas=3)
+    own = [copy.deepcopy(plain).train() for _ in range(3)]
+    for step in range(4):
+        network.posterior.mean += 0.3 * torch.randn(network.posterior.mean.shape, generator=generator)
+        for r, one in enumerate(own):
+            for name, p in one.named_parameters():
+                p.data.copy_(network.layout.view(network.posterior.mean, f"0.{name}")[r])
+        network.begin()
+        bound(network, sources(3) if step < 3 else None, drawn=False)
+        if step == 3:
+            kept = {name: t.clone() for name, t in network.statistics().items()}
+            own = [one.eval() for one in own]
+        found = network(x.flatten(0, 1))
+        wanted = torch.cat([one(part).flatten(1) for one, part in zip(own, x, strict=True)])
+        torch.testing.assert_close(found, wanted)
+    assert len(kept) == 2
+    for name, tensor in network.statistics().items():
+        assert torch.equal(tensor, kept[name])  # in evaluation
+        mine = torch.stack([dict(one.named_buffers())[name.removeprefix("0.")] for one in own])
+        torch.testing.assert_close(tensor, mine)
+        assert not torch.equal(tensor[0], tensor[1])  # one per replica
+
+
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, old], ids=["parametrised", "by a hook"])
+def test_a_network_with_a_spectral_norm_is_saved_and_becomes_plain(norm, generator, tmp_path):
+    def make():
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return nn.Sequential(norm(nn.Linear(4, 8)), nn.Tanh())
+
+    x, y = torch.randn(40, 4, generator=generator), torch.arange(40) % 2
+    learner = evcl.EVCL(make(), epochs=10, lr=0.05)
+    learner.learn((x + y.unsqueeze(1), y))
+    p = learner.predict_proba(x)
+    assert torch.equal(learner.predict_proba(x), p)
+    again = saved(learner, tmp_path, x, make())
+    plain = again.mean_network()
+    at_mean = learner.parts.run.predict(x[None], 0, [learner.parts.run.network.posterior.mean])[0]
+    torch.testing.assert_close(plain(x).softmax(1), at_mean)
+    largest = torch.linalg.matrix_norm(plain[0][0].weight, 2)
+    assert abs(float(largest.detach()) - 1) < 0.05
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_layers_is_the_runs_noise(make, generator):
+    x = torch.randn(2 * 6, 3, 4, generator=generator)
+    reads = Net(lambda m, x: m.layer(x.transpose(0, 1))[0][-1], layer=make(4, 5, 3, dropout=0.5))
+    network = bayesianize(reads, replicas=2)
+    state = torch.get_rng_state()
+    plain = bound(network, drawn=False)(x)
+    first, again = (bound(network, sources(2), drawn=False)(x) for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, plain)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_all_calls_of_a_cell_share_one_draw_and_passes_do_not(generator):
+    twice = Net(lambda m, x: torch.cat([m.cell(x), m.cell(x)], 1), cell=nn.GRUCell(4, 5))
+    network = bound(bayesianize(twice, init_std=0.5), sources(1))
+    x = torch.randn(6, 4, generator=generator)
+    first, second = network(x), network(x)
+    assert torch.equal(first[:, :5], first[:, 5:])
+    assert not torch.equal(first, second)
+
+
+def test_a_recurrent_layer_refuses_what_has_no_batch(generator):
+    layer = nn.LSTM(4, 3)
+    network = bayesianize(layer)
+    for x, hx, message in [
+        (torch.zeros(5, 4), None, r"takes a batch of sequences \(3 axes\), not shape \(5, 4\)"),
+        (torch.zeros(5, 2, 4), (torch.zeros(1, 2, 4), torch.zeros(1, 2, 3)), r"shape \(1, 2, 3\), not \(1, 2, 4\)"),
+    ]:
+        with pytest.raises(evcl.EvclError, match=message):
+            network.trunk(x, hx)
+    with pytest.raises(evcl.EvclError, match=r"takes \[batch, inputs\], not shape \(4,\)"):
+        bayesianize(nn.GRUCell(4, 3)).trunk(torch.zeros(4))
+    assert network.trunk.flatten_parameters() is None
+
+
+def test_a_layer_with_hooks_keeps_them(generator):
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    seen = []
+    module[0].register_forward_hook(lambda layer, args, output: seen.append(output.shape) or 2 * output)
+    network = bayesianize(module)
+    x = torch.randn(5, 4, generator=generator)
+    torch.testing.assert_close(bound(network, drawn=False)(x), module(x))
+    assert len(seen) == 2
+
+
+def test_only_and_skip_choose_direct_parameters(generator):
+    x = torch.randn(5, 4, generator=generator)
+    module = Net(lambda m, x: F.linear(x, m.a) + F.linear(x, m.b), a=torch.randn(3, 4), b=torch.randn(3, 4))
+    for options in ({"only": "a"}, {"skip": "b"}):
+        network = bayesianize(module, **options)
+        assert network.trunk_names == ("a",)
+        assert list(network.trunk.state_dict()) == ["b"]
+        torch.testing.assert_close(bound(network, drawn=False)(x), module(x))
+    with pytest.raises(evcl.EvclError, match="unknown module 'c'"):
+        bayesianize(module, skip="c")
+
+
+def test_a_parameter_tied_to_a_layers_weight_is_one_weight(generator):
+    module, x = Net(lambda m, x: m.inner(F.linear(x, m.again).tanh())), torch.randn(5, 4, generator=generator)
+    module.inner = nn.Linear(4, 4)
+    module.again = module.inner.weight
+    network = bayesianize(module)
+    assert set(network.trunk_names) in ({"inner.weight", "inner.bias"}, {"again", "inner.bias"})
+    torch.testing.assert_close(bound(network, drawn=False)(x), module(x))
+    evcl.EWC(module, epochs=1).learn((x, [0, 1, 0, 1, 0]))

@@ -24,11 +24,6 @@ def test_kl_is_the_one_of_torch_distributions(generator):
     torch.testing.assert_close(q.kl(p), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_kl_with_itself_is_zero(generator):
-    q = gaussian(generator)
-    torch.testing.assert_close(q.kl(q), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
 def dense(q, r=0):
     """The precision and the mean of one replica, as a matrix and a vector."""
     return torch.diag(1 / q.variance()[r]), q.mean[r]
@@ -210,16 +205,6 @@ def test_point_weights_have_a_mean_and_say_what_they_lack():
             ask()
 
 
-def test_a_snapshot_does_not_move(generator):
-    q = gaussian(generator)
-    snapshot = q.snapshot()
-    before = snapshot.mean.clone(), snapshot.log_std.clone()
-    q.mean += 1
-    q.log_std += 1
-    assert torch.equal(snapshot.mean, before[0])
-    assert torch.equal(snapshot.log_std, before[1])
-
-
 shapes = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
 
 
@@ -236,17 +221,3 @@ def test_gather_and_scatter_are_inverse(shapes, r, data):
     layout.scatter_(changed, part, -taken)
     for name, view in layout.views(changed).items():
         assert torch.equal(view, layout.views(flat)[name] * (-1 if name in names else 1))
-
-
-def test_growing_keeps_what_was_there():
-    old = Layout({"trunk": (2, 2), "head": (2, 3), "other": (2,)})
-    new = Layout({"trunk": (2, 2), "head": (4, 3), "other": (2,), "more": (1,)})
-    flat = torch.arange(1.0, old.size + 1).view(1, -1)
-
-    found = new.views(old.extending(new)(flat, -torch.ones(1, new.size)))
-    before = old.views(flat)
-    assert torch.equal(found["trunk"], before["trunk"])
-    assert torch.equal(found["other"], before["other"])
-    assert torch.equal(found["head"][:, :2], before["head"])
-    assert (found["head"][:, 2:] == -1).all()
-    assert (found["more"] == -1).all()

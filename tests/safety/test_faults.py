@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -59,24 +60,20 @@ def killed_learns(model: Path, times: int, seed: int) -> tuple[int, int]:
     return count[0], count[1]
 
 
+def killed_writers(write: Callable[[], object], path: Path, times: int, seed: int) -> None:
+    """What is written again and again, the same each time, is always there as a whole."""
+    killer = Killer(write, seed)
+    whole = path.read_bytes()
+    while killer.kills < times:
+        killer.kill(write)
+        assert path.read_bytes() == whole
+    write()
+    assert leftovers(path.parent) == []
+
+
 def killed_reports(folder: Path, times: int, seed: int) -> None:
     made_up.write(folder, made_up.result(), made_up.result("vcl"))
-    killer = Killer(lambda: write_report(folder), seed)
-    page = (folder / "index.html").read_bytes()
-    while killer.kills < times:
-        killer.kill(lambda: write_report(folder))
-        assert (folder / "index.html").read_bytes() == page
-    write_report(folder)
-    assert leftovers(folder) == []
-
-
-def killed_predictions(model: Path, folder: Path, times: int, seed: int) -> None:
-    data = model.with_name("t.csv")
-    killer = Killer(lambda: predict(model, data, folder / "p.csv"), seed)
-    whole = (folder / "p.csv").read_bytes()
-    while killer.kills < times:
-        killer.kill(lambda: predict(model, data, folder / "p.csv"))
-        assert (folder / "p.csv").read_bytes() == whole
+    killed_writers(lambda: write_report(folder), folder / "index.html", times, seed)
 
 
 def test_learn_is_killed(model):
@@ -92,7 +89,7 @@ def test_a_report_is_killed(tmp_path):
 def test_fifty_kills_of_each(model, tmp_path):
     assert sum(killed_learns(model, 50, 1)) == 50
     killed_reports(tmp_path / "runs", 50, 1)
-    killed_predictions(model, tmp_path, 50, 2)
+    killed_writers(lambda: predict(model, tmp_path / "t.csv", tmp_path / "p.csv"), tmp_path / "p.csv", 50, 2)
 
 
 # --- many processes teach one model ---------------------------------------------------------------------------------

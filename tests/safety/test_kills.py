@@ -40,8 +40,9 @@ RUNS = {
     "agents": ("run", "cartpole-variants", *AGENTS, *OFTEN),
     "replay of agents": ("run", "cartpole-variants", "--method", "clear", *AGENTS, *OFTEN),
     "replay": ("run", "split-digits", "--method", "derpp", "--epochs", "2", *OFTEN),
-}
-AGAIN = ("reproduce", "split-digits", "--method", "vcl", "--seeds", "2", "--epochs", "1", "--workers", "1")
+    "reproduce": ("reproduce", "split-digits", "--method", "vcl", "--seeds", "2", "--epochs", "1", "--workers", "1",
+                  "--device", "cpu"),
+}  # fmt: skip
 
 
 def evcl(*words: str) -> Callable[[], None]:
@@ -105,28 +106,16 @@ def tensors(folder: Path) -> dict[str, Any]:
         return {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
 
 
+def killed_run(name: str, root: Path, times: int) -> None:
+    survives(lambda _: evcl(*RUNS[name])(), results, root, times, list(RUNS).index(name))
+
+
 def killed_tune(root: Path, times: int) -> None:
     def work(place: Path) -> None:
         (place / "search.toml").write_text(SEARCH)
         evcl("tune", "search.toml", "--device", "cpu", "--workers", "1")()
 
     survives(work, partial(results, pattern="split-digits-2.json"), root, times, 0)
-
-
-def killed_reproduce(root: Path, times: int) -> None:
-    survives(lambda _: evcl(*AGAIN, "--device", "cpu")(), results, root, times, 1)
-
-
-def killed_agents(root: Path, times: int) -> None:
-    survives(lambda _: evcl(*RUNS["agents"])(), results, root, times, 2)
-
-
-def killed_replay_of_agents(root: Path, times: int) -> None:
-    survives(lambda _: evcl(*RUNS["replay of agents"])(), results, root, times, 5)
-
-
-def killed_replay(root: Path, times: int) -> None:
-    survives(lambda _: evcl(*RUNS["replay"])(), results, root, times, 6)
 
 
 def killed_stream(root: Path, times: int) -> None:
@@ -179,17 +168,11 @@ def killed_fetch(root: Path, times: int) -> None:
         thread.join()
 
 
-KILLED = [killed_fetch, killed_stream, killed_agents, killed_replay_of_agents, killed_replay, killed_tune]
-KILLED += [killed_reproduce]
+KILLED = {"fetch": killed_fetch, "stream": killed_stream, "tune": killed_tune}
+KILLED |= {name: partial(killed_run, name) for name in RUNS}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("killed", KILLED, ids=lambda one: one.__name__)
-def test_a_few_kills(killed, tmp_path):
-    killed(tmp_path, 4)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("killed", KILLED, ids=lambda one: one.__name__)
-def test_fifty_kills(killed, tmp_path):
-    killed(tmp_path, 50)
+@pytest.mark.parametrize("times", [pytest.param(4, marks=pytest.mark.full), pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", KILLED)
+def test_kills(name, times, tmp_path):
+    KILLED[name](tmp_path, times)

@@ -18,7 +18,7 @@ from forked import Calls, forked, waited
 import evcl as library
 from evcl._core.errors import EvclError
 from evcl._core.files import locked, save_tensors, write_atomically
-from evcl.experiments import configure, write_result
+from evcl.experiments import Store, configure, execute, write_result
 from evcl.experiments.folder import LOCK, claimed, open_folder
 from evcl.tables import learn, load_model
 
@@ -67,8 +67,6 @@ def test_a_second_command_says_who_has_the_place(evcl, month, command):
 
 def test_a_result_that_was_not_there_is_not_replaced(tmp_path):
     """1.1: whatever file system has no locks."""
-    from evcl.experiments import execute
-
     one, other = (configure("split-digits", m, seeds=[0], tasks=1, given={"epochs": 1}) for m in ("naive", "ewc"))
     with claimed(tmp_path):
         assert open_folder(tmp_path, one) is None
@@ -135,11 +133,8 @@ def test_files_and_their_folders_are_synced(tmp_path, write):
             learner.save(tmp_path / "m.safetensors")
         else:
             write_atomically(tmp_path / "text", lambda temporary: temporary.write_text("new"))
-    assert [name for name in calls if name in ("fsync", "replace", "sync_folder")] == [
-        "fsync",
-        "replace",
-        "sync_folder",
-    ]
+    wanted = ["fsync", "replace", "sync_folder"]
+    assert [name for name in calls if name in wanted] == wanted
     assert (calls["fsync"], calls["replace"]) == (2, 1)
 
 
@@ -200,11 +195,10 @@ def test_checkpoints_of_any_number_are_removed(tmp_path):
 @pytest.mark.parametrize("beat", ["NaN", "-1", "0", "1e9", "Infinity", "true"])
 def test_an_owner_has_a_beat(tmp_path, beat):
     """6.4: with the beat NaN, a claim was never stale."""
-    from evcl.experiments import Store
-
-    (tmp_path / "owners").mkdir()
-    (tmp_path / "owners" / "it.json").write_text(
-        f'{{"machine": "elsewhere", "pid": 1, "started": "", "beat": {beat}}}\n'
-    )
-    with pytest.raises(EvclError, match="beat"):
-        Store(tmp_path)._owner("it")
+    cell = configure("split-digits", "naive", seeds=[0], tasks=1, given={"epochs": 1})
+    with Store(tmp_path) as first, Store(tmp_path) as second:
+        assert first.take(cell) is not None
+        (owner,) = (tmp_path / "owners").iterdir()
+        owner.write_text(re.sub(r'"beat": ?[^,}]+', f'"beat": {beat}', owner.read_text()))
+        with pytest.raises(EvclError, match="beat"):
+            second.take(cell)

@@ -57,18 +57,6 @@ def test_no_nan_is_predicted(evcl, tmp_path, method):
         assert "nan" not in (tmp_path / "p.csv").read_text()
 
 
-@pytest.mark.parametrize("task", [0, "infer"])
-def test_a_learner_names_the_row(task):
-    learner = library.EVCL(library.nn.mlp(2, [30, 30]), epochs=1)
-    for _ in range(2):
-        learner.learn(np.random.default_rng(0).normal(size=(20, 2)), np.arange(20) % 2)
-    x = np.zeros((3, 2))
-    x[1] = 3e38
-    for predict in (learner.predict, learner.predict_proba, learner.predictions):
-        with pytest.raises(EvclError, match="example 1: its probabilities are not finite"):
-            predict(x, task)
-
-
 @pytest.mark.parametrize(("name", "value"), [("log_std", 200.0), ("log_std", -200.0), ("mean", 3e38), ("mean", -1e19)])
 @pytest.mark.parametrize("where", ["posterior", "memory/prior"])
 def test_weights_have_a_range_in_a_file(name, value, where):

@@ -43,8 +43,7 @@ def tensors(path):
 def learned(evcl):
     """A model of 250 rows, and the report on them."""
     weather(250).to_csv("a.csv", index=False)
-    status, out, err = evcl("stream", "a.csv", *FAST, "--out", "m", "--json")
-    assert (status, err) == (0, "")
+    out = evcl.done("stream", "a.csv", *FAST, "--out", "m", "--json")
     return json.loads(out)
 
 
@@ -54,19 +53,17 @@ def test_the_whole_way(evcl, learned):
     assert learned["classes"] == ["yes", "no"] or learned["classes"] == ["no", "yes"]
     assert learned["overall"]["accuracy"] > 0.75
     assert set(learned["overall"]) == {"accuracy", "nll", "brier", "ece", "kappa"}
-    status, out, _ = evcl("inspect", "m")
-    assert status == 0
+    out = evcl.done("inspect", "m")
     assert "a stream of 250 rows" in out
     assert "up to    2024-03-03 06:00" in out
-    assert json.loads(evcl("inspect", "m", "--json")[1])["overall"] == learned["overall"]
+    assert json.loads(evcl.done("inspect", "m", "--json"))["overall"] == learned["overall"]
 
 
 def test_an_alarm_is_one_line_with_its_time(evcl):
     weather(350, change=250).to_csv("a.csv", index=False)
-    status, out, _ = evcl("stream", "a.csv", *FAST, "--out", "m", "--false-alarms", "0.001")
-    assert status == 0
+    out = evcl.done("stream", "a.csv", *FAST, "--out", "m", "--false-alarms", "0.001")
     line = next(line for line in out.splitlines() if line.startswith("alarm at row "))
-    told = json.loads(evcl("inspect", "m", "--json")[1])["alarms"][0]
+    told = json.loads(evcl.done("inspect", "m", "--json"))["alarms"][0]
     assert 250 < told["row"] < 300  # counted from 1
     assert told["when"] == str(pd.Timestamp("2024-01-01") + pd.Timedelta(hours=6 * (told["row"] - 1)))[:16]
     assert line.startswith(f"alarm at row {told['row']} ({told['when']}): ")
@@ -86,8 +83,7 @@ def test_rows_without_a_label_are_not_counted_as_learned(evcl):
     table = weather(350, change=250)
     table.loc[::5, "rain"] = None
     table.to_csv("a.csv", index=False)
-    status, out, _ = evcl("stream", "a.csv", *FAST, "--out", "m", "--false-alarms", "0.001")
-    assert status == 0
+    out = evcl.done("stream", "a.csv", *FAST, "--out", "m", "--false-alarms", "0.001")
     assert "280 rows predicted, then learned, 70 without a label passed over" in out
     assert "alarm at labelled row 2" in out
     assert "alarm at labelled row 2" in evcl("inspect", "m")[1]
@@ -96,8 +92,7 @@ def test_rows_without_a_label_are_not_counted_as_learned(evcl):
 
 def test_lines_of_progress_and_a_table_are_printed(evcl):
     weather(100).to_csv("a.csv", index=False)
-    status, out, _ = evcl("stream", "a.csv", *FAST)
-    assert status == 0
+    out = evcl.done("stream", "a.csv", *FAST)
     assert "read dates: when" in out
     assert "columns  when (date), heat, sky (text)" in out
     assert "95 of 100 rows: accuracy " in out or "100 of 100 rows: accuracy " in out
@@ -109,7 +104,7 @@ def test_lines_of_progress_and_a_table_are_printed(evcl):
 
 def test_the_same_command_goes_on_where_it_was_stopped(evcl, monkeypatch):
     weather(200).to_csv("a.csv", index=False)
-    assert evcl("stream", "a.csv", *FAST, "--out", "whole", "--delay", "20", "--quiet")[0] == 0
+    evcl.done("stream", "a.csv", *FAST, "--out", "whole", "--delay", "20", "--quiet")
     learn, calls = commands.TableStream.learn, 0
 
     def stopped(self, *arguments):
@@ -124,8 +119,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(evcl, monkeypatch):
         status, _, err = evcl("stream", "a.csv", *FAST, "--out", "m", "--delay", "20", "--quiet")
     assert status == 1
     assert err == "evcl: interrupted; 63 rows are learned and saved in m, and the same command goes on from there\n"
-    status, out, _ = evcl("stream", "a.csv", *FAST, "--out", "m", "--delay", "20")
-    assert status == 0
+    out = evcl.done("stream", "a.csv", *FAST, "--out", "m", "--delay", "20")
     assert "63 of 200 rows were learned already" in out
     assert tensors("m") == tensors("whole")
     assert load(Path("m")).scores.overall == load(Path("whole")).scores.overall
@@ -134,14 +128,14 @@ def test_the_same_command_goes_on_where_it_was_stopped(evcl, monkeypatch):
 def test_a_file_that_grows_is_learned_from_where_it_ended(evcl):
     whole = weather(120)
     whole[:80].to_csv("a.csv", index=False)
-    assert evcl("stream", "a.csv", *FAST, "--out", "m", "--quiet")[0] == 0
+    evcl.done("stream", "a.csv", *FAST, "--out", "m", "--quiet")
     whole.to_csv("a.csv", index=False)
     _, out, _ = evcl("stream", "a.csv", *FAST, "--out", "m")
     assert "80 of 120 rows were learned already" in out
     assert "40 rows predicted, then learned" in out
     assert "there are no new rows" in evcl("stream", "a.csv", *FAST, "--out", "m")[1]
     weather(50, start="2024-06-01").to_csv("b.csv", index=False)
-    told = json.loads(evcl("stream", "b.csv", *FAST, "--out", "m", "--json")[1])
+    told = json.loads(evcl.done("stream", "b.csv", *FAST, "--out", "m", "--json"))
     assert (told["rows"], told["new_rows"]) == (170, 50)
     whole[:30].to_csv("a.csv", index=False)
     assert evcl("stream", "a.csv", *FAST, "--out", "m")[0] == 1
@@ -159,7 +153,7 @@ def test_a_file_that_was_changed_where_it_was_learned_is_refused(evcl):
     for name, (options, table, message) in changed.items():
         days.assign(rain=days.rain.where(days.index > 0, "yes")).to_csv("a.csv", index=False)
         Path("m").unlink(missing_ok=True)
-        assert evcl("stream", "a.csv", *options, "--out", "m", "--quiet")[0] == 0
+        evcl.done("stream", "a.csv", *options, "--out", "m", "--quiet")
         before = Path("m").read_bytes()
         table.assign(rain=table.rain.where(table.index > 0, "yes")).to_csv("a.csv", index=False)
         status, _, err = evcl("stream", "a.csv", *options, "--out", "m")
@@ -171,7 +165,7 @@ def test_what_was_learned_is_known_by_its_rows_and_not_by_its_name(evcl):
     whole = weather(90)
     whole[:40].to_csv("today.csv", index=False)
     words = ("--target", "rain", "--out", "m")
-    assert evcl("stream", "today.csv", *words, "--quiet")[0] == 0
+    evcl.done("stream", "today.csv", *words, "--quiet")
     Path("today.csv").rename("yesterday.csv")
     whole[40:70].assign(gust=1.5).to_csv("today.csv", index=False)
     out = evcl("stream", "yesterday.csv", "today.csv", *words)[1]
@@ -192,8 +186,7 @@ def test_rows_are_learned_in_the_order_of_time(evcl):
     whole.to_parquet("sorted.parquet")
     found = {}
     for name, files in {"two": ["a.csv", "z.csv"], "mixed": ["mixed.csv"], "sorted": ["sorted.parquet"]}.items():
-        status, out, err = evcl("stream", *files, *FAST, "--json")
-        assert (status, err) == (0, "")
+        out = evcl.done("stream", *files, *FAST, "--json")
         found[name] = json.loads(out)
     assert found["two"]["overall"] == found["mixed"]["overall"] == found["sorted"]["overall"]
     assert found["mixed"]["notes"] == ["the rows are not in the order of when: they are all read, and sorted"]
@@ -204,8 +197,7 @@ def test_files_with_other_columns_are_one_stream(evcl):
     whole = weather(90)
     whole[:45].assign(code="a7").to_csv("a.csv", index=False)
     whole[45:].drop(columns="sky").assign(code=7, wind=1.5).to_csv("b.csv", index=False)
-    status, out, err = evcl("stream", "a.csv", "b.csv", *FAST, "--out", "m", "--json")
-    assert (status, err) == (0, "")
+    out = evcl.done("stream", "a.csv", "b.csv", *FAST, "--out", "m", "--json")
     told = json.loads(out)
     assert told["rows"] == 90
     assert told["columns"] == ["when", "heat", "sky", "code", "wind"]
@@ -222,19 +214,17 @@ def test_files_with_other_columns_are_one_stream(evcl):
 def test_models_predict_files(evcl, learned):
     weather(60, seed=5).to_csv("new.csv", index=False)
     before = tensors("m")
-    status, out, err = evcl("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
-    assert (status, err) == (0, "")
+    out = evcl.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
     assert "60 predicted, mean entropy " in out
     found = pd.read_csv("p.csv")
     assert list(found) == ["when", "heat", "sky", "rain", "prediction", *sorted(
         (f"probability_{label}" for label in learned["classes"]), key=list(found).index), "entropy"]  # fmt: skip
     assert (found.prediction == found.rain).mean() > 0.75
     assert np.allclose(found.probability_yes + found.probability_no, 1, atol=1e-5)
-    told = json.loads(evcl("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--json")[1])
+    told = json.loads(evcl.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--json"))
     assert told["accuracy"] == pytest.approx((found.prediction == found.rain).mean())
     found.drop(columns=["sky", "rain"])[["when", "heat"]].assign(sea="calm").to_csv("other.csv", index=False)
-    status, out, _ = evcl("predict", "--model", "m", "--data", "other.csv", "--out", "p.csv", "--key", "when")
-    assert status == 0
+    out = evcl.done("predict", "--model", "m", "--data", "other.csv", "--out", "p.csv", "--key", "when")
     assert "note: there is no column sky: its values count as missing" in out
     assert next(iter(pd.read_csv("p.csv"))) == "when"
     assert tensors("m") == before
@@ -254,7 +244,7 @@ def test_numbers_and_counts(evcl):
     table = pd.DataFrame({"size": size, "price": 2.5 * size + draws.normal(0, 5, 200).round(2)})
     table.loc[7, "price"] = None
     table.assign(rooms=draws.poisson(size / 20)).to_csv("a.csv", index=False)
-    told = json.loads(evcl("stream", "a.csv", "--target", "price", "--drop", "rooms", "--out", "m", "--json")[1])
+    told = json.loads(evcl.done("stream", "a.csv", "--target", "price", "--drop", "rooms", "--out", "m", "--json"))
     assert told["notes"] == ["price has numbers with fractions, so it is learned as a number"]
     assert told["unlabelled"] == 1
     assert told["rows"] == 199
@@ -264,7 +254,7 @@ def test_numbers_and_counts(evcl):
     assert "within 95% intervals, against 199 targets" in out
     assert list(pd.read_csv("p.csv"))[-4:] == ["prediction", "std", "low_95", "high_95"]
     counts = ("stream", "a.csv", "--target", "rooms", "--drop", "price", "--kind", "count", "--json")
-    assert json.loads(evcl(*counts)[1])["kind"] == "count"
+    assert json.loads(evcl.done(*counts))["kind"] == "count"
 
 
 @pytest.mark.parametrize(

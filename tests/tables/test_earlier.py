@@ -30,9 +30,7 @@ def learn(evcl):
     def learn(name, frame, *more):
         frame.to_csv(f"{name}.csv", index=False)
         made = [] if Path("m").exists() else ["--target", "label", *FAST]
-        status, out, err = evcl("learn", "--model", "m", "--data", f"{name}.csv", *made, *more)
-        assert (status, err) == (0, "")
-        return out
+        return evcl.done("learn", "--model", "m", "--data", f"{name}.csv", *made, *more)
 
     return learn
 
@@ -48,7 +46,7 @@ def test_the_estimate_is_near_the_truth_where_the_model_forgets(evcl, learn):
     learn("january", rows(0), "--method", "naive")
     out = learn("february", rows(1, rule=(-1.0, 1.0, 0.0, 0.0)))
     truth = accuracy(evcl, rows(2, 2000), "january")
-    found = json.loads(evcl("inspect", "m", "--json")[1])["tasks"]
+    found = json.loads(evcl.done("inspect", "m", "--json"))["tasks"]
     assert found[0]["estimated"] is True
     assert found[0]["accuracy"] > truth + 0.2
     assert found[0]["now"] == pytest.approx(truth, abs=0.08)
@@ -62,10 +60,10 @@ def test_rows_that_are_kept_are_measured_instead(evcl, learn):
     found = tables.load_model(Path("m"))
     kept = found.learner.evaluate_kept()["january"]
     assert f"earlier tasks now, on the rows kept of them: january {100 * kept:.1f}%\n" in out
-    told = json.loads(evcl("inspect", "m", "--json")[1])["tasks"][0]
+    told = json.loads(evcl.done("inspect", "m", "--json"))["tasks"][0]
     assert (told["now"], told["estimated"]) == (kept, False)
     learn("march", rows(2), "--keep", "8")  # too few rows of each task to measure on
-    told = json.loads(evcl("inspect", "m", "--json")[1])["tasks"][0]
+    told = json.loads(evcl.done("inspect", "m", "--json"))["tasks"][0]
     assert told["estimated"] is True
 
 

@@ -102,8 +102,7 @@ def test_a_model_learns_each_month_in_another_form(evcl):
     for form in FORMS:
         data = write(form, frame)
         first = ["--target", "label"] if form == "plain" else []
-        status, out, err = evcl("learn", "--model", "m", "--data", data, "--task", form, "--epochs", "1", *first)
-        assert (status, err) == (0, ""), form
+        out = evcl.done("learn", "--model", "m", "--data", data, "--task", form, "--epochs", "1", *first)
         assert "new" not in out
     assert "columns  price, size, city (3 categories), when (dates)\n" in evcl("inspect", "m")[1]
 
@@ -248,11 +247,10 @@ def test_text_of_digits_gets_a_note(evcl):
 def test_a_target_with_decimal_commas_is_a_number(evcl):
     rows = "".join(f"{i},5;{3 * i},25\n" for i in range(40))
     Path("a.csv").write_text("x;y\n" + rows)
-    status, out, err = evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", "--epochs", "1")
-    assert (status, err) == (0, "")
+    out = evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "y", "--epochs", "1")
     assert "note: y has numbers with fractions, so it is learned as a number, not as classes\n" in out
     Path("b.csv").write_text("x;y\n" + "".join(f"{i},5;{i % 2},0\n" for i in range(40)))
-    assert evcl("learn", "--model", "n", "--data", "b.csv", "--target", "y", "--epochs", "1")[0] == 0
+    evcl.done("learn", "--model", "n", "--data", "b.csv", "--target", "y", "--epochs", "1")
     assert "classes  0, 1\n" in evcl("inspect", "n")[1]
 
 
@@ -363,8 +361,7 @@ def test_stray_files_and_other_images_are_told(evcl):
     Path("img/dark/notes.txt").write_text("taken in May")
     Path("img/light/list").write_text("a,b")
     Image.new("RGB", (20, 20), (9, 9, 9)).save("img/dark/9.png")
-    status, out, err = evcl("learn", "--model", "m", "--data", "img", "--epochs", "1")
-    assert (status, err) == (0, "")
+    out = evcl.done("learn", "--model", "m", "--data", "img", "--epochs", "1")
     unlike = "read 1 image of another size and 1 image of another colour as 8 x 8, grey"
     assert f"{unlike}; without 2 other files: dark/notes.txt, light/list\n" in out
 

@@ -22,7 +22,7 @@ def rows(seed=0, count=200):
 
 def learn(evcl, frame, ending, model, *options):
     frame.to_csv("t.csv", index=False) if ending == "csv" else frame.to_parquet("t.parquet", index=False)
-    return evcl("learn", "--model", model, "--data", f"t.{ending}", *options)
+    return evcl.done("learn", "--model", model, "--data", f"t.{ending}", *options)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -35,15 +35,14 @@ def test_a_file_with_gaps_is_learned_as_without_those_rows(evcl, target, other, 
     gaps.loc[gone, target] = None
     gaps.loc[gone, "a"] = 1e6  # must not count in the scale of the column
     gaps.loc[gone, "city"] = "leeds"
-    status, out, err = learn(evcl, gaps, ending, "gaps", "--target", target, *FAST)
-    assert (status, err) == (0, "")
+    out = learn(evcl, gaps, ending, "gaps", "--target", target, *FAST)
     assert "note: 67 rows without a label are left out\n" in out
     assert "120 examples" in out
-    _, out, _ = learn(evcl, frame.drop(index=gone), ending, "whole", "--target", target, *FAST)
+    out = learn(evcl, frame.drop(index=gone), ending, "whole", "--target", target, *FAST)
     assert "without a label" not in out
     later_gaps = later.copy()
     later_gaps.loc[3, target] = None
-    assert "note: 1 row without a label is left out\n" in learn(evcl, later_gaps, ending, "gaps", "--task", "b")[1]
+    assert "note: 1 row without a label is left out\n" in learn(evcl, later_gaps, ending, "gaps", "--task", "b")
     learn(evcl, later.drop(index=3), ending, "whole", "--task", "b")
     one, other_one = (tables.load_model(Path(name)) for name in ("gaps", "whole"))
     for ours, wanted in zip(one.encoder.described(), other_one.encoder.described(), strict=True):
@@ -57,12 +56,12 @@ def test_a_target_far_outside_is_named_by_its_line_in_the_file(evcl):
     frame = rows().drop(columns="class")
     frame.loc[:9, "price"] = None
     frame.loc[20, "price"] = 1e7
-    _, out, _ = learn(evcl, frame, "csv", "m", "--target", "price", *FAST)
+    out = learn(evcl, frame, "csv", "m", "--target", "price", *FAST)
     assert "1 row has a target far outside the others, learned as the largest or smallest of these: line 22 has" in out
 
 
 def test_a_word_that_means_missing_is_named(evcl):
     frame = rows().drop(columns="price")
     frame.loc[4, "class"] = "NA"
-    _, out, _ = learn(evcl, frame, "csv", "m", "--target", "class", *FAST)
+    out = learn(evcl, frame, "csv", "m", "--target", "class", *FAST)
     assert "note: 1 row without a label is left out (line 6: 'NA' means a missing value; if it is a class here" in out

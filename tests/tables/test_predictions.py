@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,15 +36,17 @@ def model(evcl, made_once):
     def make():
         orders().to_csv("orders.csv", index=False)
         options = ["--target", "returned", "--drop", "order", "--epochs", "5", "--hidden", "8"]
-        assert evcl("learn", "--model", "m", "--data", "orders.csv", *options)[0] == 0
+        evcl.done("learn", "--model", "m", "--data", "orders.csv", *options)
         orders(seed=1).to_csv("more.csv", index=False)
 
     made_once(make)
-    return lambda *more: evcl("predict", "--model", "m", "--data", "more.csv", *more)
+    predict = partial(evcl, "predict", "--model", "m", "--data", "more.csv")
+    predict.done = partial(evcl.done, *predict.args)
+    return predict
 
 
 def test_the_files_own_columns_come_first_as_they_are(model):
-    assert model("--out", "p.csv")[0] == 0
+    model.done("--out", "p.csv")
     found = pd.read_csv("p.csv", dtype=str, keep_default_na=False)
     given = pd.read_csv("more.csv", dtype=str, keep_default_na=False)
     assert list(found) == [*given, *OURS]
@@ -53,19 +56,19 @@ def test_the_files_own_columns_come_first_as_they_are(model):
 def test_a_key_that_looks_like_a_number_stays_as_it_is(model, evcl):
     orders(seed=1).assign(order=[f"{n:05}" for n in range(60)]).to_csv("new.csv", index=False)
     for out, read in (("p.csv", lambda path: pd.read_csv(path, dtype=str)), ("p.parquet", pd.read_parquet)):
-        assert evcl("predict", "--model", "m", "--data", "new.csv", "--out", out)[0] == 0
+        evcl.done("predict", "--model", "m", "--data", "new.csv", "--out", out)
         assert list(read(out).order) == [f"{n:05}" for n in range(60)]
 
 
 def test_keys_or_no_columns_at_all(model):
-    assert model("--out", "p.csv")[0] == 0
+    model.done("--out", "p.csv")
     whole = pd.read_csv("p.csv")
     for options, columns in (
         (["--key", "order"], ["order"]),
         (["--key", "shop", "--key", "order"], ["order", "shop"]),  # in the file's order
         (["--only-predictions"], []),
     ):
-        assert model("--out", "q.csv", *options)[0] == 0
+        model.done("--out", "q.csv", *options)
         pd.testing.assert_frame_equal(pd.read_csv("q.csv"), whole[[*columns, *OURS]])
     status, _, err = model("--out", "q.csv", "--key", "ordre")
     assert (status, err.count("\n")) == (1, 1)
@@ -86,7 +89,7 @@ def test_numbers_of_a_parquet_file_are_written_as_they_are(model, evcl):
     frame["items"] = frame["items"].astype("Int64").where(frame["items"] != 3)
     frame.to_parquet("new.parquet")
     for out in ("p.csv", "p.parquet"):
-        assert evcl("predict", "--model", "m", "--data", "new.parquet", "--out", out)[0] == 0
+        evcl.done("predict", "--model", "m", "--data", "new.parquet", "--out", out)
     text, typed = pd.read_csv("p.csv", dtype=str), pd.read_parquet("p.parquet")
     assert list(text.order) == [str(n) for n in frame.order]
     assert list(typed.order) == list(frame.order)
@@ -97,23 +100,23 @@ def test_numbers_of_a_parquet_file_are_written_as_they_are(model, evcl):
 def test_a_column_that_cannot_be_read_is_left_out(model, evcl):
     frame = orders(seed=1).drop(columns="order").assign(order=[[1, 2]] * 60)
     frame.to_parquet("new.parquet")
-    assert evcl("predict", "--model", "m", "--data", "new.parquet", "--out", "p.csv")[0] == 0
+    evcl.done("predict", "--model", "m", "--data", "new.parquet", "--out", "p.csv")
     assert list(pd.read_csv("p.csv"))[:5] == ["price", "items", "shop", "returned", "prediction"]
 
 
 def test_a_column_named_as_ours_is_refused(evcl):
     for name in ("orders", "new"):
         orders().rename(columns={"items": "entropy"}).to_csv(f"{name}.csv", index=False)
-    assert evcl("learn", "--model", "m", "--data", "orders.csv", "--target", "returned", "--epochs", "1")[0] == 0
+    evcl.done("learn", "--model", "m", "--data", "orders.csv", "--target", "returned", "--epochs", "1")
     status, _, err = evcl("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
     assert (status, err.count("\n")) == (1, 1)
     assert "it has a column 'entropy', and so have the predictions; --key chooses columns" in err
     assert not Path("p.csv").exists()
-    assert evcl("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--only-predictions")[0] == 0
+    evcl.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--only-predictions")
 
 
 def test_standard_output_holds_the_file_and_nothing_else(model):
-    assert model("--out", "p.csv")[0] == 0
+    model.done("--out", "p.csv")
     status, out, err = model("--out", "-")
     assert (status, out) == (0, Path("p.csv").read_text())
     assert "60 predicted, mean entropy " in err
@@ -133,22 +136,18 @@ def test_a_format_that_is_not_written_is_refused(model, out):
 
 def test_json_says_what_the_text_says_and_quiet_says_nothing(model, evcl):
     _, text, _ = model("--out", "p.csv")
-    status, out, err = model("--out", "q.csv", "--json")
-    assert (status, err) == (0, "")
+    out = model.done("--out", "q.csv", "--json")
     found = json.loads(out)
     assert (found["predictions"], found["rows"], found["labelled"]) == ("q.csv", 60, 60)
     assert f"accuracy {100 * found['accuracy']:.1f}% against its labels" in text
     assert f"mean entropy {found['entropy']:.3f}, epistemic {found['epistemic']:.3f}, " in text
     assert model("--out", "q.csv", "--quiet") == (0, "", "")
-    status, out, err = evcl("learn", "--model", "m", "--data", "more.csv", "--epochs", "1", "--json")
-    assert (status, err) == (0, "")
-    found = json.loads(out)
+    found = json.loads(evcl.done("learn", "--model", "m", "--data", "more.csv", "--epochs", "1", "--json"))
     assert (found["task"], found["examples"], found["held_out"], found["tasks"]) == ("more", 54, 6, 2)
     assert found["columns"] == ["price", "items", "shop"]
     learned = ["learn", "--model", "m", "--data", "more.csv", "--task", "again", "--epochs", "1", "--quiet"]
     assert evcl(*learned) == (0, "", "")
-    status, out, _ = evcl("inspect", "m", "--json")
-    found = json.loads(out)
+    found = json.loads(evcl.done("inspect", "m", "--json"))
     assert [task["task"] for task in found["tasks"]] == ["orders", "more", "again"]
     assert (found["target"], found["classes"], found["drop"]) == ("returned", ["no", "yes"], ["order"])
     assert found["tasks"][0]["accuracy"] <= 1

@@ -45,7 +45,7 @@ def accuracy(frame):
 def model(evcl, made_once):
     def make():
         table().to_csv("a.csv", index=False)
-        assert evcl(*LEARN, "a.csv", "--target", "y", *FAST)[0] == 0
+        evcl.done(*LEARN, "a.csv", "--target", "y", *FAST)
 
     made_once(make)
     return evcl
@@ -135,8 +135,7 @@ def test_inputs_are_limited_as_targets_are():
 def test_another_unit_of_a_column_around_zero_gets_a_scale_on_both_sides(model, times):
     before = accuracy(table(seed=1))
     table(seed=2, b=times).to_csv("b.csv", index=False)
-    status, out, err = model(*LEARN, "b.csv", "--epochs", "60")
-    assert (status, err) == (0, "")
+    out = model.done(*LEARN, "b.csv", "--epochs", "60")
     assert out.count("times as much as before, as in another unit: it gets a new scale\n") == 1
     parts = tables.load_model(Path("m")).encoder.parts("b")
     assert [part.kind for part in parts] == ["number", "beyond", "beyond"]
@@ -206,6 +205,6 @@ def test_names_that_differ_by_case_or_blanks_are_named(model):
 
 def test_several_columns_that_vanished_are_plural(evcl):
     table().assign(c=np.arange(300) % 3).to_csv("a.csv", index=False)
-    assert evcl(*LEARN, "a.csv", "--target", "y", *FAST)[0] == 0
+    evcl.done(*LEARN, "a.csv", "--target", "y", *FAST)
     table(seed=1).drop(columns="b").to_csv("b.csv", index=False)
     assert "there are no columns b, c: their values count as missing\n" in evcl(*LEARN, "b.csv", "--epochs", "1")[1]

@@ -29,7 +29,7 @@ def site(evcl, made_once):
 
     def make():
         rows(0, count=100).to_csv("start.csv", index=False)
-        assert evcl("learn", "--model", "base.safetensors", "--data", "start.csv", *FAST)[0] == 0
+        evcl.done("learn", "--model", "base.safetensors", "--data", "start.csv", *FAST)
 
     made_once(make)
 
@@ -37,8 +37,7 @@ def site(evcl, made_once):
         if not Path(f"{name}.safetensors").exists():
             shutil.copy("base.safetensors", f"{name}.safetensors")
         frame.to_csv(f"{file or name}.csv", index=False)
-        status, _, err = evcl("learn", "--model", f"{name}.safetensors", "--data", f"{file or name}.csv", *more)
-        assert (status, err) == (0, "")
+        evcl.done("learn", "--model", f"{name}.safetensors", "--data", f"{file or name}.csv", *more)
 
     return learn
 
@@ -50,8 +49,7 @@ def merge(evcl, *names, base="base.safetensors", out="merged.safetensors", more=
 def test_two_sites_become_one_model(evcl, site):
     site("north", rows(1))
     site("south", rows(2, centre=0.5))
-    status, out, err = merge(evcl, "north", "south")
-    assert (status, err) == (0, "")
+    out = merge(evcl.done, "north", "south")
     assert "model: merged.safetensors (" in out
     assert "3 tasks, of 2 sites)" in out
     found = tables.load_model(Path("merged.safetensors"))
@@ -61,19 +59,18 @@ def test_two_sites_become_one_model(evcl, site):
     assert found.encoder.columns[0].seen == (min(one[0] for one in seen), max(one[1] for one in seen))
     rows(3).to_csv("new.csv", index=False)
     predict = ["predict", "--model", "merged.safetensors", "--data", "new.csv", "--out", "p.csv", "--json"]
-    assert json.loads(evcl(*predict)[1])["accuracy"] > 0.9
+    assert json.loads(evcl.done(*predict))["accuracy"] > 0.9
     shown = evcl("inspect", "merged.safetensors")[1]
     assert shown.count("~") == 4  # three tasks, and what it means
     rows(4).to_csv("april.csv", index=False)
-    assert evcl("learn", "--model", "merged.safetensors", "--data", "april.csv")[0] == 0
+    evcl.done("learn", "--model", "merged.safetensors", "--data", "april.csv")
 
 
 def test_sites_may_have_classes_and_task_names_of_their_own(evcl, site):
     """Each site numbers its classes in its own order."""
     site("north", rows(1, ("maybe", "never"), centre=4.0), file="february")
     site("south", rows(2, ("always", "maybe"), centre=-4.0), file="february")
-    status, out, err = merge(evcl, "north", "south", more=["--json"])
-    assert (status, err) == (0, "")
+    out = merge(evcl.done, "north", "south", more=["--json"])
     told = json.loads(out)
     assert [task["task"] for task in told["tasks"]] == ["start", "north: february", "south: february"]
     assert set(told["classes"]) == {"no", "yes", "maybe", "never", "always"}
@@ -81,7 +78,7 @@ def test_sites_may_have_classes_and_task_names_of_their_own(evcl, site):
     for frame in (rows(5, ("maybe", "never"), centre=4.0), rows(6, ("always", "maybe"), centre=-4.0), rows(7)):
         frame.to_csv("new.csv", index=False)
         predict = ["predict", "--model", "merged.safetensors", "--data", "new.csv", "--out", "p.csv", "--json"]
-        assert json.loads(evcl(*predict)[1])["accuracy"] > 0.85
+        assert json.loads(evcl.done(*predict))["accuracy"] > 0.85
 
 
 def test_what_cannot_be_merged_is_refused_and_nothing_is_written(evcl, site):
@@ -91,7 +88,7 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(evcl, site):
     site("other", rows(4, cities=("bath", "oslo")))
     shutil.copy("south.safetensors", "copy.safetensors")
     rows(5).to_csv("elsewhere.csv", index=False)
-    assert evcl("learn", "--model", "elsewhere.safetensors", "--data", "elsewhere.csv", *FAST)[0] == 0
+    evcl.done("learn", "--model", "elsewhere.safetensors", "--data", "elsewhere.csv", *FAST)
     before = set(Path().iterdir())
     for names, message in (
         (["north"], "merge takes the files of at least two sites"),
@@ -121,6 +118,6 @@ def test_a_site_may_lack_a_column(evcl, site):
     """Rows without it were learned there, so the merged model knows missing values as these."""
     site("north", rows(1).drop(columns="y"))
     site("south", rows(2))
-    assert merge(evcl, "north", "south")[0] == 0
+    merge(evcl.done, "north", "south")
     parts = tables.load_model(Path("merged.safetensors")).encoder.columns
     assert [part.name for part in parts if getattr(part, "lacked", False)] == ["y"]

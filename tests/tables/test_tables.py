@@ -49,7 +49,7 @@ def rows_of(path):
 def model(evcl, made_once):
     def make():
         people().to_csv("january.csv", index=False)
-        assert evcl("learn", "--model", "m", "--data", "january.csv", "--target", "buys", *FAST)[0] == 0
+        evcl.done("learn", "--model", "m", "--data", "january.csv", "--target", "buys", *FAST)
 
     made_once(make)
     return evcl
@@ -57,15 +57,13 @@ def model(evcl, made_once):
 
 def test_the_whole_way(model):
     people(seed=1, shift=1).to_csv("february.csv", index=False)
-    status, out, err = model("learn", "--model", "m", "--data", "february.csv")
-    assert (status, err) == (0, "")
+    out = model.done("learn", "--model", "m", "--data", "february.csv")
     assert "february: 180 examples of 2 classes learned in " in out
     assert "20 held out" in out
     assert "% before), NLL " in out
     assert "2 tasks)" in out
     people(seed=2).to_parquet("new.parquet")
-    status, out, err = model("predict", "--model", "m", "--data", "new.parquet", "--out", "p.csv")
-    assert (status, err) == (0, "")
+    out = model.done("predict", "--model", "m", "--data", "new.parquet", "--out", "p.csv")
     found = rows_of("p.csv")
     assert list(found[0]) == [
         "age", "income", "city", "buys", "prediction", "probability_no", "probability_yes", "entropy", "epistemic",
@@ -96,8 +94,7 @@ def test_every_format_says_the_same(model):
                                     for name in frame})  # fmt: skip
     found = {}
     for name in ("a.csv", "b.tsv", "c.csv", "d.csv", "e.parquet", "f.parquet", "g.npz"):
-        status, _, err = model("predict", "--model", "m", "--data", name, "--out", "p.csv", "--only-predictions")
-        assert (status, err) == (0, ""), name
+        model.done("predict", "--model", "m", "--data", name, "--out", "p.csv", "--only-predictions")
         found[name] = Path("p.csv").read_text()
     assert len(set(found.values())) == 1
 
@@ -137,7 +134,7 @@ def test_the_scale_of_the_first_task_is_applied_ever_after(model):
     frame = people(seed=5, shift=3)
     frame.to_csv("later.csv", index=False)
     before = tables.load_model(Path("m")).encoder.described()
-    assert model("learn", "--model", "m", "--data", "later.csv")[0] == 0
+    model.done("learn", "--model", "m", "--data", "later.csv")
     after = tables.load_model(Path("m")).encoder.described()
     assert after[0].pop("seen") == (people().age.min(), frame.age.max())  # only the range is that of both
     assert before[0].pop("seen") == (people().age.min(), people().age.max())
@@ -179,7 +176,7 @@ def test_what_is_held_out_is_not_learned_from_and_is_measured_on(model, tmp_path
     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, whole[0].x.tolist()))
     yes = sorted(rows.names).index("yes")
     assert abs((held.y == yes).double().mean() - (y == yes).double().mean()) < 0.02  # each class in proportion
-    assert model("learn", "--model", "m", "--data", "b.csv", "--validation", "0")[0] == 0
+    model.done("learn", "--model", "m", "--data", "b.csv", "--validation", "0")
     assert tables.load_model(Path("m")).history[-1]["held_out"] == 0
     assert " - " in model("inspect", "m")[1]
 
@@ -190,7 +187,7 @@ def test_the_same_commands_give_the_same_model(evcl):
     for name in ("a", "b"):
         for task in ("one", "two"):
             made = ["--target", "buys", *FAST] if task == "one" else []
-            assert evcl("learn", "--model", name, "--data", "january.csv", "--task", task, *made)[0] == 0
+            evcl.done("learn", "--model", name, "--data", "january.csv", "--task", task, *made)
         found.append(tables.load_model(Path(name)))
     x = np.random.default_rng(0).normal(size=(9, found[0].encoder.inputs))
     assert (found[0].learner.predict_proba(x) == found[1].learner.predict_proba(x)).all()
@@ -207,8 +204,7 @@ def test_new_classes_may_come(model):
     frame = people(seed=1)
     frame.loc[frame.age > 50, "buys"] = "maybe"
     frame.to_csv("february.csv", index=False)
-    status, out, _ = model("learn", "--model", "m", "--data", "february.csv", "--epochs", "60")
-    assert status == 0
+    out = model.done("learn", "--model", "m", "--data", "february.csv", "--epochs", "60")
     assert "new classes: maybe\n" in out  # so that a slip of the pen does not become one unseen
     model("predict", "--model", "m", "--data", "february.csv", "--out", "p.csv")
     found = rows_of("p.csv")
@@ -225,8 +221,7 @@ def test_a_whole_number_is_one_class_however_it_is_spelt(evcl):
     assert ",1.0" in Path("february.csv").read_text()
     for month in ("january.csv", "february.csv", "march.parquet"):
         made = ["--target", "y"] if month == "january.csv" else []
-        status, out, err = evcl("learn", "--model", "m", "--data", month, *made, "--epochs", "1")
-        assert (status, err) == (0, "")
+        out = evcl.done("learn", "--model", "m", "--data", month, *made, "--epochs", "1")
         assert "new classes" not in out
     assert tables.load_model(Path("m")).labels == ["0", "1"]
     assert " against its labels" in evcl("predict", "--model", "m", "--data", "february.csv", "--out", "p.csv")[1]
@@ -255,16 +250,16 @@ def large(form, column):
 @pytest.mark.parametrize("form", ["npz", "parquet", "csv", "spelt"])
 def test_whole_numbers_beyond_float64_stay_apart_as_labels(evcl, form):
     data = large(form, "y")
-    status, _, err = evcl("learn", "--model", "m", "--data", data, "--target", "y", "--epochs", "1")
-    assert (status, err) == (0, "")
+    evcl.done("learn", "--model", "m", "--data", data, "--target", "y", "--epochs", "1")
     assert sorted(tables.load_model(Path("m")).labels) == sorted(map(str, LARGE))
     assert " against its labels" in evcl("predict", "--model", "m", "--data", data, "--out", "p.csv")[1]
 
 
 def test_labels_that_are_missing_leave_the_others_as_they_are(evcl):
     evcl("learn", "--model", "m", "--data", large("parquet", "y"), "--target", "y", "--epochs", "1")
-    status, out, _ = evcl("predict", "--model", "m", "--data", large("missing", "y"), "--out", "p.csv")
-    assert (status, "against the 39 labels it has" in out) == (0, True)
+    assert "against the 39 labels it has" in evcl.done(
+        "predict", "--model", "m", "--data", large("missing", "y"), "--out", "p.csv"
+    )
 
 
 @pytest.mark.parametrize("form", ["npz", "parquet", "missing", "csv"])
@@ -275,7 +270,7 @@ def test_whole_numbers_beyond_float64_are_categories_but_no_inputs(evcl, form):
     place = "line 3" if form == "csv" else "row 2"
     expected = f"evcl: {data}: {place}, column 'x': 9007199254740993 is an integer that float64 cannot represent"
     assert (status, err[: len(expected)]) == (1, expected)
-    assert evcl(*learn, "--category", "x")[0] == 0
+    evcl.done(*learn, "--category", "x")
     assert len(tables.load_model(Path("m")).encoder.columns[0].texts) == 4
 
 
@@ -293,8 +288,8 @@ def test_decimals_without_a_fraction_are_whole_numbers(tmp_path):
 def test_whole_numbers_that_float64_does_hold_are_inputs(evcl):
     np.savez("f.npz", x=np.array([2**53, -(2**60), 2**63, 5] * 10, float).astype("f8"), y=np.arange(40) % 2)
     np.savez("g.npz", x=np.array([2**53, -(2**60), 2**62, 5] * 10), y=np.arange(40) % 2)
-    assert evcl("learn", "--model", "m", "--data", "f.npz", "--target", "y", "--epochs", "1")[0] == 0
-    assert evcl("learn", "--model", "m", "--data", "g.npz", "--epochs", "1")[0] == 0
+    evcl.done("learn", "--model", "m", "--data", "f.npz", "--target", "y", "--epochs", "1")
+    evcl.done("learn", "--model", "m", "--data", "g.npz", "--epochs", "1")
 
 
 def test_a_new_model_says_how_it_took_the_columns(evcl):
@@ -304,8 +299,7 @@ def test_a_new_model_says_how_it_took_the_columns(evcl):
     assert "read with semicolons; decimal commas: price\n" in out
     assert "columns  price, age\n" in out
     Path("february.csv").write_text("price;age;label\n" + rows)
-    status, out, _ = evcl("learn", "--model", "m", "--data", "february.csv", "--epochs", "1")
-    assert status == 0
+    out = evcl.done("learn", "--model", "m", "--data", "february.csv", "--epochs", "1")
     assert "columns" not in out
 
 
@@ -313,12 +307,12 @@ def test_heads_of_their_own_and_the_task_inferred(model):
     frame = people(seed=1, shift=6)
     frame["buys"] = np.where(frame.income > 3, "rent", "lease")
     frame.to_csv("rents.csv", index=False)
-    assert model("learn", "--model", "m", "--data", "rents.csv", "--head", "new", "--epochs", "60")[0] == 0
-    assert model("predict", "--model", "m", "--data", "rents.csv", "--out", "known.csv", "--task", "rents")[0] == 0
+    model.done("learn", "--model", "m", "--data", "rents.csv", "--head", "new", "--epochs", "60")
+    model.done("predict", "--model", "m", "--data", "rents.csv", "--out", "known.csv", "--task", "rents")
     known = rows_of("known.csv")
     assert {row["prediction"] for row in known} <= {"rent", "lease"}
     assert "task" not in known[0]
-    assert model("predict", "--model", "m", "--data", "rents.csv", "--out", "inferred.csv")[0] == 0
+    model.done("predict", "--model", "m", "--data", "rents.csv", "--out", "inferred.csv")
     inferred = rows_of("inferred.csv")
     assert {row["task"] for row in inferred} <= {"january", "rents"}
     for row in inferred:
@@ -326,7 +320,7 @@ def test_heads_of_their_own_and_the_task_inferred(model):
         assert row["prediction"] in own
         assert sum(float(row[f"probability_{label}"]) for label in own) == pytest.approx(1, abs=5e-6)
     assert "heads    january, rents" in model("inspect", "m")[1]
-    assert model("learn", "--model", "m", "--data", "january.csv", "--task", "again", "--head", "january")[0] == 0
+    model.done("learn", "--model", "m", "--data", "january.csv", "--task", "again", "--head", "january")
     assert len(tables.load_model(Path("m")).learner.heads) == 2
     status, _, err = model("predict", "--model", "m", "--data", "rents.csv", "--out", "p.csv", "--task", "rent")
     assert (status, err) == (1, "evcl: unknown task 'rent'; did you mean 'rents'?\n")
@@ -338,15 +332,15 @@ def test_columns_are_left_out_or_taken_as_categories(evcl):
     frame["district"] = np.arange(200) % 4
     frame.to_csv("january.csv", index=False)
     learn = ["learn", "--model", "m", "--data", "january.csv", "--target", "buys", *FAST]
-    assert evcl(*learn, "--drop", "id", "--category", "district")[0] == 0
+    evcl.done(*learn, "--drop", "id", "--category", "district")
     columns = {column.name: column for column in tables.load_model(Path("m")).encoder.columns}
     assert columns["district"].texts == ("0", "1", "2", "3")
     assert "id" not in columns
     frame.drop(columns="id").to_parquet("february.parquet")  # without it, and with whole numbers as they are
-    assert evcl("learn", "--model", "m", "--data", "february.parquet")[0] == 0
+    evcl.done("learn", "--model", "m", "--data", "february.parquet")
     frame["note"] = "x"
     frame.to_csv("march.csv", index=False)
-    assert evcl("learn", "--model", "m", "--data", "march.csv", "--drop", "note")[0] == 0
+    evcl.done("learn", "--model", "m", "--data", "march.csv", "--drop", "note")
 
 
 def test_a_quoted_cell_may_hold_lines_and_lines_are_still_counted(model):
@@ -362,14 +356,13 @@ def test_arrays_of_an_npz(evcl):
     pictures = source.integers(0, 255, size=(120, 4, 5)).astype(np.uint8)
     x[:, 1] += 300 * y
     np.savez("a.npz", x=x, pictures=pictures, label=y)
-    status, _, err = evcl("learn", "--model", "m", "--data", "a.npz", "--target", "label", *FAST)
-    assert (status, err) == (0, "")
+    evcl.done("learn", "--model", "m", "--data", "a.npz", "--target", "label", *FAST)
     numbers, pixels = tables.load_model(Path("m")).encoder.columns
     assert numbers.mean == pytest.approx(x.mean(0))
     assert numbers.std == pytest.approx(x.std(0))
     assert pixels.mean == pytest.approx([pictures.mean()])
     assert pixels.std == pytest.approx([pictures.std()])
-    assert evcl("predict", "--model", "m", "--data", "a.npz", "--out", "p.csv")[0] == 0
+    evcl.done("predict", "--model", "m", "--data", "a.npz", "--out", "p.csv")
     assert np.mean([row["prediction"] for row in rows_of("p.csv")] == y.astype(str)) > 0.9
     assert "pictures (4 x 5 numbers)" in evcl("inspect", "m")[1]
 
@@ -382,20 +375,19 @@ def test_folders_of_images(evcl):
             size = (8, 6) if i == 0 else tuple(source.integers(5, 90, 2))
             pixels = source.normal(level, 20, size=(size[1], size[0])).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).convert("RGB" if i % 2 else "L").save(f"pictures/{label}/{i:02}.png")
-    status, out, err = evcl("learn", "--model", "m", "--data", "pictures", *FAST)
-    assert (status, err) == (0, "")
+    out = evcl.done("learn", "--model", "m", "--data", "pictures", *FAST)
     assert "pictures: 54 examples of 2 classes" in out
     assert tables.load_model(Path("m")).encoder.columns[0].shape == (6, 8, 1)  # the first image's, grey as it is
     Path("loose").mkdir()
     Image.new("RGB", (300, 100), (250, 250, 250)).save("loose/b.jpg")
     Image.new("L", (8, 6), 30).save("loose/a.png")
-    status, out, _ = evcl("predict", "--model", "m", "--data", "loose", "--out", "p.csv")
+    out = evcl.done("predict", "--model", "m", "--data", "loose", "--out", "p.csv")
     assert [(row["file"], row["prediction"]) for row in rows_of("p.csv")] == [("a.png", "dark"), ("b.jpg", "light")]
     assert "accuracy" not in out  # nothing says what they are
     out = evcl("predict", "--model", "m", "--data", "pictures", "--out", "p.csv")[1]
     assert "accuracy 100.0% against its labels" in out
     Image.new("L", (400, 200)).save("pictures/dark/00.png")
-    assert evcl("learn", "--model", "n", "--data", "pictures", "--image-side", "10", *FAST)[0] == 0
+    evcl.done("learn", "--model", "n", "--data", "pictures", "--image-side", "10", *FAST)
     assert tables.load_model(Path("n")).encoder.columns[0].shape == (5, 10, 1)
 
 
@@ -420,15 +412,14 @@ def test_parquet_without_pyarrow_says_what_to_install(model, monkeypatch):
 
 def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
     people(seed=1).to_csv("a file with a rather long name.csv", index=False)
-    assert model("learn", "--model", "m", "--data", "a file with a rather long name.csv")[0] == 0
+    model.done("learn", "--model", "m", "--data", "a file with a rather long name.csv")
     history = tables.load_model(Path("m")).history
     assert all(line["learned"].startswith("20") for line in history)
     for width in (60, 100):
         for place in ("models", "progress"):
             console = Console(width=width, highlight=False)
             monkeypatch.setattr(f"evcl.cli.{place}.console", lambda console=console: console)
-        status, out, _ = model("inspect", "m")
-        assert status == 0
+        out = model.done("inspect", "m")
         assert "method   evcl, seed 0, lr=0.02" in out
         assert "columns  age, income, city (3 categories)" in out
         assert "target   buys" in out
@@ -446,8 +437,8 @@ def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
 def test_other_methods_learn_tables_too(evcl, method):
     people().to_csv("january.csv", index=False)
     learn = ["learn", "--model", "m", "--data", "january.csv"]
-    assert evcl(*learn, "--target", "buys", "--method", method, "--epochs", "5")[0] == 0
-    assert evcl(*learn, "--task", "again", "--epochs", "5")[0] == 0
+    evcl.done(*learn, "--target", "buys", "--method", method, "--epochs", "5")
+    evcl.done(*learn, "--task", "again", "--epochs", "5")
     assert f"method   {method}" in evcl("inspect", "m")[1]
 
 
@@ -467,8 +458,7 @@ def digit_months():
 
 
 def accuracy(evcl):
-    status, out, err = evcl("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
-    assert (status, err) == (0, "")
+    out = evcl.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
     found = rows_of("p.csv")
     wanted = rows_of("new.csv")
     right = np.mean([a["prediction"] == b["digit"] for a, b in zip(found, wanted, strict=True)])
@@ -484,8 +474,7 @@ def test_two_new_classes_a_month(evcl, keep):
     for k in range(5):
         more = ["--target", "digit"] if k == 0 else []
         more += ["--keep", "200"] if k == keep else []
-        status, out, err = evcl("learn", "--model", "m", "--data", f"month-{k}.csv", *more)
-        assert (status, err) == (0, "")
+        out = evcl.done("learn", "--model", "m", "--data", f"month-{k}.csv", *more)
         assert "forget" not in out
         assert ("earlier tasks now, estimated: " in out) == (k > 0 and keep != 0)
         assert "note" not in out  # all is well
@@ -507,7 +496,7 @@ def test_a_month_without_a_class_is_named(model):
     told = "note: task 'february' has no rows of 'no', which its head knows, and may make it forget them: "
     assert f"{told}--keep 200 would keep rows of every class" in out
     people(seed=2).to_csv("march.csv", index=False)
-    assert model("learn", "--model", "m", "--data", "march.csv", "--keep", "80")[0] == 0
+    model.done("learn", "--model", "m", "--data", "march.csv", "--keep", "80")
     people(seed=3)[lambda frame: frame.buys == "no"].to_csv("april.csv", index=False)
     out = model("learn", "--model", "m", "--data", "april.csv")[1]
     assert "forget" not in out  # rows of the other class are kept

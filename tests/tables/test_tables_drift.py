@@ -36,8 +36,7 @@ def write(path, sales, shops, labels):
 
 
 def accuracy(evcl, data):
-    status, out, err = evcl("predict", "--model", "m.safetensors", "--data", data, "--out", "predictions.csv")
-    assert (status, err) == (0, "")
+    out = evcl.done("predict", "--model", "m.safetensors", "--data", data, "--out", "predictions.csv")
     with Path(data).open() as given, Path("predictions.csv").open() as found:
         right = [
             a["outcome"] == b["prediction"] for a, b in zip(csv.DictReader(given), csv.DictReader(found), strict=True)
@@ -52,8 +51,7 @@ def ten_months(evcl, seed, *options):
     first, sizes = [], []
     for number in range(10):
         made = ["--target", "outcome", "--hidden", HIDDEN, "--seed", seed, *options] if number == 0 else []
-        status, _, err = evcl("learn", "--model", "m.safetensors", "--data", f"month {number}.csv", *made)
-        assert (status, err) == (0, "")
+        evcl.done("learn", "--model", "m.safetensors", "--data", f"month {number}.csv", *made)
         if number in (0, 9):
             first.append(accuracy(evcl, "first.csv"))
         sizes.append(Path("m.safetensors").stat().st_size)

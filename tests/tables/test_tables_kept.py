@@ -30,8 +30,7 @@ def rows_of(path):
 @pytest.mark.parametrize("number", [1])
 def test_a_model_of_an_earlier_version(evcl, number):
     shutil.copy(KEPT / f"model-{number}.safetensors", "m")
-    status, _, err = evcl("predict", "--model", "m", "--data", KEPT / "new.csv", "--out", "p.csv", "--only-predictions")
-    assert (status, err) == (0, "")
+    evcl.done("predict", "--model", "m", "--data", KEPT / "new.csv", "--out", "p.csv", "--only-predictions")
     found, wanted = rows_of("p.csv"), rows_of(KEPT / f"predictions-{number}.csv")
     assert list(found[0]) == list(wanted[0])
     assert len(found) == len(wanted) == 12
@@ -44,5 +43,5 @@ def test_a_model_of_an_earlier_version(evcl, number):
     out = evcl("inspect", "m")[1]
     for text in ("january", "february", "age, income, city (3 categories)", "no, yes", "2026-11-15"):
         assert text in out
-    assert evcl("learn", "--model", "m", "--data", KEPT / "february.csv", "--task", "march", "--epochs", "1")[0] == 0
+    evcl.done("learn", "--model", "m", "--data", KEPT / "february.csv", "--task", "march", "--epochs", "1")
     assert package.load(KEPT / f"model-{number}.safetensors").tasks == ("january", "february")

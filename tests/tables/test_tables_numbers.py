@@ -28,8 +28,7 @@ def model(evcl, made_once):
     def make():
         homes().to_csv("january.csv", index=False)
         options = ("--target", "price", "--drop", "rooms", *FAST)
-        status, out, err = evcl("learn", "--model", "m", "--data", "january.csv", *options)
-        assert (status, err) == (0, "")
+        out = evcl.done("learn", "--model", "m", "--data", "january.csv", *options)
         assert "note: price has numbers with fractions, so it is learned as a number, not as classes" in out
         assert "270 examples learned" in out
         assert "on the held-out rows: RMSE " in out
@@ -40,12 +39,10 @@ def model(evcl, made_once):
 
 def test_the_whole_way(model):
     homes(seed=1, shift=10).to_csv("february.csv", index=False)
-    status, out, _ = model("learn", "--model", "m", "--data", "february.csv")
-    assert status == 0
+    out = model.done("learn", "--model", "m", "--data", "february.csv")
     assert " before); the target's deviation is " in out
     homes(seed=2).to_csv("new.csv", index=False)
-    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
-    assert status == 0
+    out = model.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
     assert "300 predicted, mean std " in out
     assert "within 95% intervals, against its labels" in out
     found = pd.read_csv("p.csv")
@@ -54,11 +51,9 @@ def test_the_whole_way(model):
     assert max(len(text.replace(".", "").lstrip("0")) for text in written) <= 7
     assert np.sqrt(((found.prediction - found.price) ** 2).mean()) < 25  # the deviation is 53
     assert ((found.low_95 < found.price) & (found.price < found.high_95)).mean() > 0.85
-    status, out, _ = model("inspect", "m")
-    assert status == 0
+    out = model.done("inspect", "m")
     assert "coverage" in out
-    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--json")
-    told = json.loads(out)
+    told = json.loads(model.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--json"))
     assert told["read"] == []
     assert told["rmse"] == pytest.approx(np.sqrt(((found.prediction - found.price) ** 2).mean()), rel=1e-4)
     loaded = tables.load_model(Path("m"))
@@ -81,8 +76,7 @@ def test_rows_unlike_the_training_rows_get_a_note_and_wide_intervals(model):
 
 def predicted(model, frame):
     frame.to_csv("new.csv", index=False)
-    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
-    assert status == 0
+    out = model.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
     return out, pd.read_csv("p.csv")
 
 
@@ -98,17 +92,13 @@ def test_counts_and_whole_numbers_are_asked_for(evcl):
     assert found.prediction.mean() == pytest.approx(table.rooms.mean(), rel=0.2)
     table["whole"] = table.price.round().astype(int)
     table.drop(columns=["price", "rooms"]).to_parquet("b.parquet")
-    status, out, _ = evcl(
-        "learn", "--model", "n", "--data", "b.parquet", "--target", "whole", "--kind", "number", *FAST
-    )
-    assert status == 0
+    out = evcl.done("learn", "--model", "n", "--data", "b.parquet", "--target", "whole", "--kind", "number", *FAST)
     assert "RMSE" in out
 
 
 def test_decimal_commas_are_numbers_too(evcl):
     homes().drop(columns="rooms").to_csv("a.csv", index=False, sep=";", decimal=",")
-    status, _, _ = evcl("learn", "--model", "m", "--data", "a.csv", "--target", "price", "--kind", "number", *FAST)
-    assert status == 0
+    evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "price", "--kind", "number", *FAST)
     assert tables.load_model(Path("m")).history[0]["deviation"] == pytest.approx(homes().price.std(ddof=0))
 
 
@@ -136,7 +126,7 @@ def test_a_table_of_classes_stays_one(evcl):
     """1.5 among the labels of a later file is no reason to change what the model predicts."""
     table = homes().assign(label=lambda t: (t.price > 200).astype(int)).drop(columns=["price", "rooms"])
     table.to_csv("a.csv", index=False)
-    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "label", *FAST)[0] == 0
+    evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "label", *FAST)
     table.assign(label=table.label + 0.5).to_csv("b.csv", index=False)
     status, _, err = evcl("learn", "--model", "m", "--data", "b.csv")
     assert status != 0
@@ -146,8 +136,8 @@ def test_a_table_of_classes_stays_one(evcl):
 def test_large_numbers_that_hardly_vary_keep_their_digits(evcl):
     table = homes().assign(price=lambda t: t.price + 1e9)
     table.drop(columns="rooms").to_csv("a.csv", index=False)
-    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "price", *FAST)[0] == 0
-    assert evcl("predict", "--model", "m", "--data", "a.csv", "--out", "p.csv")[0] == 0
+    evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "price", *FAST)
+    evcl.done("predict", "--model", "m", "--data", "a.csv", "--out", "p.csv")
     found = pd.read_csv("p.csv")
     assert found.prediction.nunique() > 250
     assert (found.high_95 - found.low_95).to_numpy() == pytest.approx(2 * 1.96 * found["std"].to_numpy(), rel=0.1)
@@ -157,11 +147,10 @@ def test_a_mistyped_target_is_named_and_does_little_harm(model):
     typed = homes(seed=1)
     typed.loc[40, "price"] = 1e6
     typed.to_csv("february.csv", index=False)
-    status, out, err = model("learn", "--model", "m", "--data", "february.csv")
-    assert (status, err) == (0, "")
+    out = model.done("learn", "--model", "m", "--data", "february.csv")
     told = "note: 1 row has a target far outside the others, learned as the largest or smallest of these: line 42 has "
     assert told + "1e+06" in out
     homes(seed=2).to_csv("new.csv", index=False)
-    assert model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")[0] == 0
+    model.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
     found = pd.read_csv("p.csv")
     assert np.sqrt(((found.prediction - found.price) ** 2).mean()) < 25  # the deviation is 53

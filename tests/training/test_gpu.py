@@ -8,19 +8,19 @@ from itertools import count
 
 import pytest
 import torch
+from calls import heard
+from checks import run_of
 from msgspec.structs import replace
 from strengths import STRENGTHS, check_strength
 
 import evcl
-from evcl._core.settings import resolve
 from evcl.experiments import configure, engines, execute, execute_all
 from evcl.experiments.engines import REPLICAS
 from evcl.experiments.parallel import bundle
 from evcl.experiments.run import execute_together
 from evcl.methods import METHODS, Elastic, Fit, Learned
 from evcl.methods.selection import kcenter
-from evcl.training import Checkpoints, Run, Stopped, TaskData, matmul_precision
-from evcl.training.graphed import GraphedSteps
+from evcl.training import Checkpoints, Stopped, TaskData, matmul_precision
 from evcl.training.rules import gpu_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -30,11 +30,8 @@ def stream(method, replicas, device, epochs=30, batch_size=64):
     source = torch.Generator().manual_seed(0)
     x = torch.randn(1, 600, 20, generator=source)
     y = ((x[..., 0] + x[..., 1]) > 0).long()
-    settings = resolve(method, METHODS[method].known_settings, {"epochs": epochs, "batch_size": batch_size, "lr": 3e-3})
-    run = Run(
-        evcl.nn.mlp(20, [50, 50]), METHODS[method], [settings] * replicas, range(replicas), draw=True, device=device
-    )
-    head = run.add_head(50, 2)
+    given = {"epochs": epochs, "batch_size": batch_size, "lr": 3e-3}
+    run, head = run_of(method, evcl.nn.mlp(20, [50, 50]), given, range(replicas), (50, [2]), device=device), 0
     accuracy = []
     for labels in (y, (x[..., 2] > 0).long()):
         task = TaskData(x.to(device), labels.to(device), head)
@@ -54,32 +51,21 @@ def test_a_methods_strength_changes_the_second_task(method):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype
-def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
+def test_one_capture_a_shape_and_no_wait_in_an_epoch():
+    def waiting(mode):  # in all epochs but the first, a wait for the device is an error
+        return lambda given: torch.cuda.set_sync_debug_mode(mode if given["epoch"] else "default")
+
     captures = []
-    capture = GraphedSteps._capture
-
-    def counted(self, batch, steps):
-        captures.append((batch.size, steps))
-        return capture(self, batch, steps)
-
-    monkeypatch.setattr(GraphedSteps, "_capture", counted)
-    epoch = GraphedSteps.epoch
-
-    def watched(self, number, batch, position=None):
-        if number == 0:
-            return epoch(self, number, batch, position)
-        torch.cuda.set_sync_debug_mode("error")  # a wait for the device is an error
-        try:
-            return epoch(self, number, batch, position)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    monkeypatch.setattr(GraphedSteps, "epoch", watched)
-    stream("evcl", 3, "cuda", epochs=4)
-    assert captures == 2 * [(64, 1), (24, 1)]  # 600 examples in batches of 64, two tasks
-    captures.clear()
-    stream("evcl", 3, "cuda", epochs=4, batch_size=50)
-    assert captures == 2 * [(50, 10), (50, 1)]
+    with (
+        heard("GraphedSteps._capture", lambda given: captures.append((given["batch"].size, given["steps"]))),
+        heard("GraphedSteps.epoch", waiting("error")),
+        heard("GraphedSteps.epoch", waiting("default"), "return"),
+    ):
+        stream("evcl", 3, "cuda", epochs=4)
+        assert captures == 2 * [(64, 1), (24, 1)]  # 600 examples in batches of 64, two tasks
+        captures.clear()
+        stream("evcl", 3, "cuda", epochs=4, batch_size=50)
+        assert captures == 2 * [(50, 10), (50, 1)]
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -113,9 +99,8 @@ def learned(device="cuda", **options):
     method = options.pop("method", METHODS["evcl"])
     rates = options.pop("rates", [1e-3] * 3)
     given = options.pop("given", {})
-    settings = [resolve(method.name, method.known_settings, {"epochs": 2, "lr": lr, **given}) for lr in rates]
-    seeds = options.pop("seeds", range(3))
-    run = Run(network, method, settings, seeds, draw=True, device=device, **options)
+    each = [{"epochs": 2, "lr": lr, **given} for lr in rates]
+    run = run_of(method, network, each, options.pop("seeds", range(3)), device=device, **options)
     for k in range(2):
         head = run.add_head(run.features(x[0, :1].to(run.network.posterior.mean)), 2)
         run.learn([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), head)])
@@ -198,9 +183,8 @@ def test_a_spread_fisher_is_a_cpus():
     given = {"epochs": 1, "lr": 1e-12, "fisher_scale": "none", "fisher_temperature": 1.0}
     found = []
     for device in ("cpu", "cuda"):
-        method = METHODS["evcl"]
-        settings = [resolve("evcl", method.known_settings, {**given, "fisher_spread": s}) for s in (0.1, 0.5)]
-        run = Run(evcl.nn.mlp(20, [50, 30]), method, settings, [0, 1], draw=True, device=device)
+        each = [{**given, "fisher_spread": s} for s in (0.1, 0.5)]
+        run = run_of("evcl", evcl.nn.mlp(20, [50, 30]), each, [0, 1], device=device)
         run.learn([TaskData(x.to(device), y.to(device), run.add_head(30, 3))])
         found.append(run.memory.importance.cpu())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
@@ -264,13 +248,13 @@ def test_programs_that_run_at_a_time_are_the_programs_alone(at_a_time, most, mon
     at a time, but for rounding: cuBLAS promises the last bits only where one stream runs.
     """
     monkeypatch.setattr(engines, "PROGRAMS", at_a_time)
-    configs = [
-        configure(
-            "split-digits", method, seeds=[seed], tasks=3, device="cuda", given={"epochs": 3, "lr": 1e-3 + seed / 1e4}
-        )
-        for method in ("evcl", "ewc", "vcl-random-coreset", "naive")
-        for seed in range(10)
-    ]
+
+    def config(method, seed):
+        given = {"epochs": 3, "lr": 1e-3 + seed / 1e4}
+        return configure("split-digits", method, seeds=[seed], tasks=3, device="cuda", given=given)
+
+    methods = ("evcl", "ewc", "vcl-random-coreset", "naive")
+    configs = [config(method, seed) for method in methods for seed in range(10)]
     found, groups = dict(execute_all(configs, lambda i, event: None)), bundle(configs, REPLICAS)
     assert [len(group) for group in groups] == 40 * [1]
     for group in groups:
@@ -306,15 +290,8 @@ def test_losses_and_class_weights_are_those_of_a_cpu():
     x, y = made_up(300, 0)
     last = []
     for device in ("cpu", "cuda"):
-        learner = evcl.EVCL(
-            evcl.nn.mlp(20, [30]),
-            epochs=60,
-            lr=0.003,
-            init_std=1e-4,
-            std_update="adam",
-            std_lr_scale=0.1,
-            device=device,
-        )
+        given = {"epochs": 60, "lr": 0.003, "init_std": 1e-4, "std_update": "adam", "std_lr_scale": 0.1}
+        learner = evcl.EVCL(evcl.nn.mlp(20, [30]), device=device, **given)
         for task in ("a", "b"):
             learner.learn((x, y), task, class_weight={1: 5.0})
         last.append((learner.history["b"][-1], float((learner.predict(x, "b") == 1).double().mean())))
@@ -344,11 +321,10 @@ def test_augmented_images_and_convolutions_are_captured(method, precision):
 
     def weights(augment):
         x = torch.randn(1, 100, 3, 12, 12, generator=torch.Generator().manual_seed(0)).cuda()
-        known = METHODS[method].known_settings
-        settings = [resolve(method, known, {"epochs": 2, "batch_size": 16, "augment": augment})] * 2
+        given = {"epochs": 2, "batch_size": 16, "augment": augment}
         with torch.random.fork_rng():
             network = evcl.benchmarks.networks.ResNet18(4, 3, "batch")
-        run = Run(network, METHODS[method], settings, (0, 1), draw=True, device="cuda", precision=precision)
+        run = run_of(method, network, given, (0, 1), device="cuda", precision=precision)
         for k in range(2):
             head = run.add_head(32, 2)
             run.learn([TaskData(x, (x[:, :, k, 6, 6] > 0).long(), head, task=k)])

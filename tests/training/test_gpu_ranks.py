@@ -6,11 +6,9 @@ import pytest
 import ranked
 import torch
 import torch.distributed as dist
+from calls import heard
 from safetensors.torch import load_file
 from test_ranks import close, torchrun
-
-from evcl.training.graphed import GraphedSteps
-from evcl.training.optimise import EagerSteps
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or not dist.is_nccl_available(), reason="needs an NVIDIA GPU and NCCL"
@@ -26,20 +24,14 @@ def ranks(tmp_path):
 
 
 @pytest.fixture
-def captures(monkeypatch):
-    """The size of the batch and the number of steps of each graph that is captured."""
-    found, capture = [], GraphedSteps._capture
-
-    def counted(self, batch, steps):
-        found.append((batch.size, steps))
-        return capture(self, batch, steps)
-
-    def eager(*_):
-        raise AssertionError("a step was not captured")
-
-    monkeypatch.setattr(GraphedSteps, "_capture", counted)
-    monkeypatch.setattr(EagerSteps, "epoch", eager)
-    return found
+def captures():
+    """The size of the batch and the number of steps of each graph that is captured; all steps are."""
+    found = []
+    with (
+        heard("GraphedSteps._capture", lambda given: found.append((given["batch"].size, given["steps"]))),
+        heard("EagerSteps.epoch", lambda _: pytest.fail("a step was not captured")),
+    ):
+        yield found
 
 
 @pytest.mark.parametrize("name", ranked.ON_GPU)

@@ -175,9 +175,7 @@ def room(columns: int, weights: int) -> int:
 
 
 def density(x: Tensor, doubt: Tensor, most: int) -> Density:
-    """Summarise the rows x [N, ...]; `doubt` holds the doubt of some of them. A sketch takes its directions from a
-    subset of the rows.
-    """
+    """Summarise the rows x [N, ...]; `doubt` is that of some of them. A sketch's directions are those of a subset."""
     flat, mean_doubt = x.detach().flatten(1), double(doubt).mean().cpu()
     whole = flat.shape[1] <= most
     exact = most if whole else 0

@@ -87,19 +87,6 @@ def retired(name: str, why: str = "nothing in evcl uses it") -> None:
     warnings.warn(f"{name} is deprecated, and stops working in evcl 0.4: {why}", DeprecationWarning, stacklevel=3)
 
 
-def out_of_memory(error: BaseException) -> str | None:
-    """The message for an error that means too little memory, on this machine or its GPU; None for another error."""
-    text = str(error)
-    if type(error).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
-        return (
-            "the GPU has too little memory: lower batch_size, predict_samples or the number of seeds, use a smaller "
-            "network, or use --device cpu; what was saved before is kept"
-        )
-    if isinstance(error, MemoryError) or "can't allocate memory" in text:
-        return "there is too little memory: use a smaller network, smaller batches or fewer rows; saved work is kept"
-    return None
-
-
 def missing(extra: str, why: str) -> MissingExtra:
     """The error for a missing package, which names the extra: `missing("tables", "Parquet needs pyarrow")`."""
     return MissingExtra(f"{why}: pip install 'evcl[{extra}]'")

@@ -12,7 +12,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,7 +20,7 @@ from evcl._core.bounds import MOST_DESCRIPTION, MOST_HEADER, MOST_TENSORS
 from evcl._core.errors import EvclError, extra
 
 if TYPE_CHECKING:
-    from torch import Tensor, dtype
+    from torch import Tensor
 
 
 def cache_folder() -> Path:
@@ -44,6 +44,10 @@ def cache_folder() -> Path:
 TEMPORARY = ".tmp"  # the end of the name of a file that is being written
 LONGEST_PART = 200  # characters of a file's name in that of its temporary file: names have at most 255 bytes
 MADE = re.compile(rf"\d+-[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
+KINDS = {  # torch's types, as safetensors calls them
+    **{f"int{size}": f"I{size}" for size in (8, 16, 32, 64)},
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL", "uint8": "U8"},
+}
 OTHERS = {  # what a path may be other than a regular file
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -159,9 +163,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the temporary files that killed writers of `path` left. The caller holds the lock of `path`, so no other
-    process is writing it.
-    """
+    """Remove temporary files that killed writers of `path` left. The caller holds its lock: nobody else writes it."""
     real = Path(os.path.realpath(path))
     begin = f".{real.name[:LONGEST_PART]}."
     with contextlib.suppress(OSError):
@@ -276,39 +278,27 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
         raise EvclError(f"there are {len(tensors):,} tensors, but a file may hold {MOST_TENSORS:,}")
     if sys.byteorder != "little":
         raise EvclError("model files are written on little-endian machines only")
+    kinds = {name: KINDS.get(str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0
     for name in order:
         tensor = tensors[name]
-        if tensor.dtype not in _kinds():
+        if kinds[name] is None:
             raise EvclError(f"{name} is {tensor.dtype}, which a model file cannot hold")
         end = place + tensor.numel() * tensor.element_size()
-        kind = _kinds()[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [place, end]}
+        header[name] = {"dtype": kinds[name], "shape": list(tensor.shape), "data_offsets": [place, end]}
         place = end
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
 
-    write_atomically(path, lambda temporary: write_tensors(temporary, head, [tensors[name] for name in order]))
+    def write(temporary: Path) -> None:
+        import torch
 
+        with temporary.open("wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            for name in order:
+                flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+                file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
-def write_tensors(path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
-    """Write a header, and the tensors after it."""
-    import torch
-
-    with path.open("wb") as file:
-        file.write(len(head).to_bytes(8, "little"))
-        file.write(head)
-        for tensor in tensors:
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-
-
-def _kinds() -> dict[dtype, str]:
-    """torch's types, as safetensors calls them."""
-    import torch
-
-    whole = {f"I{8 * size}": f"int{8 * size}" for size in (1, 2, 4, 8)}
-    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"}
-    return {getattr(torch, name): kind for kind, name in {**names, **whole}.items()}
+    write_atomically(path, write)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -12,13 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evcl._core.devices import double
 from evcl._core.errors import EvclError
 
 Label = int | str  # and bool, which is an int
-FARTHEST = 30.0  # in deviations, the mean of a column that networks still learn from
-SMALLEST = 0.01  # the smallest size of inputs that networks learn from at the usual rates
-ENOUGH = 10_000  # rows that tell the scale of inputs
 PIECE = 2**22  # numbers that are checked at a time, so that a check needs no second copy of the inputs
 
 
@@ -42,25 +37,6 @@ def inputs(x: object, dtype: torch.dtype, device: torch.device | str) -> Tensor:
             row = start + int(bad.nonzero()[0])
             raise EvclError(f"the inputs contain NaN or infinity (first in example {row}): remove or replace them")
     return found
-
-
-def warn_of_scale(x: Tensor) -> None:
-    """Warn if a network can hardly learn from inputs [N, ...] on this scale. Of many rows, some are looked at."""
-    flat = double(x[:: -(-len(x) // ENOUGH)].flatten(1))
-    mean, std = flat.mean(0), flat.std(0, correction=0)
-    shifted = (mean.abs() > FARTHEST * std) & (std > 1e-6 * mean.abs())
-    if bool(shifted.any()):
-        column = int((mean.abs() / std).where(shifted, 0).argmax())
-        found = f"column {column} is {float(mean[column]):.4g} on average with a deviation of {float(std[column]):.2g}"
-    elif 0 < float(flat.square().mean().sqrt()) < SMALLEST:
-        found = f"their mean size is {float(flat.square().mean().sqrt()):.2g}"
-    else:
-        return
-    warnings.warn(
-        f"the inputs are not scaled ({found}), so the network may not learn: scale each column to mean 0 and "
-        "deviation 1, or all to the range 0 to 1",
-        stacklevel=4,
-    )
 
 
 def numeric(x: object, called: str) -> np.ndarray:
@@ -110,29 +86,6 @@ def labels(y: Any, examples: int) -> list[Label]:
                 break
             return found
     raise EvclError(f"labels must be 64-bit integers or strings, all of one type, not {array.dtype}")
-
-
-def class_weights(given: object, classes: Sequence[Label], y: Tensor) -> Tensor:
-    """[N], on the CPU: the weight of each example, which depends on its class; the weights are scaled to a mean of 1.
-
-    `given` is a mapping {label: weight}, in which missing labels have weight 1; or "balanced": n / (classes seen *
-    examples of the class), so that every class counts equally. `y` [N] holds class indices.
-    """
-    weights = torch.ones(len(classes), dtype=torch.float64)
-    if isinstance(given, str) and given == "balanced":
-        counts = torch.bincount(y, minlength=len(classes)).cpu().double()
-        weights = torch.where(counts > 0, len(y) / (counts.clamp_min(1) * (counts > 0).sum()), weights)
-    elif isinstance(given, Mapping):
-        for label, weight in given.items():
-            if label not in classes:
-                raise EvclError(f"class_weight: {label!r} is not among the classes {list(classes)}")
-            if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
-                raise EvclError(f"class_weight: the weight of {label!r} must be a number above 0, not {weight!r}")
-            weights[classes.index(label)] = float(weight)
-    else:
-        raise EvclError(f"class_weight must be 'balanced' or a mapping {{label: weight}}, not {given!r}")
-    found = weights[y.cpu()]
-    return found / found.mean()
 
 
 def positions(y: Sequence[Label], classes: Sequence[Label], unknown: int | None = None) -> Tensor:

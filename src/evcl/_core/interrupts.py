@@ -10,9 +10,7 @@ from typing import Any
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM in a command; its message is shown to the user. It is not a KeyboardInterrupt, because typer
-    handles that itself.
-    """
+    """Ctrl-C or SIGTERM in a command, with a message for the user. Typer would handle a KeyboardInterrupt itself."""
 
 
 @contextmanager

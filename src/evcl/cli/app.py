@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from evcl._core.errors import EvclError, brief, out_of_memory
+from evcl._core.errors import EvclError, brief
 from evcl._core.interrupts import Interrupted
 from evcl._core.shown import shown
 from evcl._core.torchrun import own, world
@@ -111,3 +111,16 @@ def _fail(message: str, status: int, debug: bool, wait: float = PATIENCE) -> Non
 
 if __name__ == "__main__":
     main()
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """The message for an error that means too little memory, on this machine or its GPU; None for another error."""
+    text = str(error)
+    if type(error).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
+        return (
+            "the GPU has too little memory: lower batch_size, predict_samples or the number of seeds, use a smaller "
+            "network, or use --device cpu; what was saved before is kept"
+        )
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return "there is too little memory: use a smaller network, smaller batches or fewer rows; saved work is kept"
+    return None

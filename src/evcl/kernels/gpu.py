@@ -36,9 +36,7 @@ MOST_CLASSES = 128  # the logits of a replica must fit in the columns of one til
 
 
 class Tile(NamedTuple):
-    """The tile of a matrix product that one Triton program computes: at most `rows` x `columns` of the result. It adds
-    `deep` terms of the sum at a time.
-    """
+    """What a Triton program computes of a product: at most `rows` x `columns`, adding `deep` terms at a time."""
 
     rows: int
     columns: int

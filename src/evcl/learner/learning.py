@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from evcl._core.bounds import LONGEST_TASK, MOST_HEADS
 from evcl._core.density import Density, density, room
+from evcl._core.devices import double
 from evcl._core.errors import EvclError, ForgettingWarning
 from evcl._core.forms import widened
-from evcl._core.inputs import Label, warn_of_scale
+from evcl._core.inputs import Label
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting
 from evcl._core.tasks import Task
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from evcl.learner.learner import Learner
     from evcl.learner.state import State
 
+FARTHEST = 30.0  # in deviations, the mean of a column that networks still learn from
+SMALLEST = 0.01  # the smallest size of inputs that networks learn from at the usual rates
+ENOUGH = 10_000  # rows that tell the scale of inputs
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 NEW = "new"  # the value of `head` that gives a task its own head
 WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high=1_000_000_000)
@@ -325,7 +329,7 @@ class Learning:
         args, named = ([x], {}) if form is None else form.unpack(x)
         for one in (*args, *named.values()):
             if one.is_floating_point():
-                warn_of_scale(one.reshape(len(one), -1))
+                _warn_of_scale(one.reshape(len(one), -1))
 
     def _density(self, tasks: Sequence[TaskData]) -> Density | None:
         """The density of all rows learned from, including these. None if the density of earlier rows is unknown, or if
@@ -355,3 +359,22 @@ class Learning:
 def _weights(task: Given) -> Tensor | None:
     """[N]: the weights of a task's examples, scaled to a mean of 1."""
     return None if task.weights is None else task.weights[0] / task.weights[0].mean()
+
+
+def _warn_of_scale(x: Tensor) -> None:
+    """Warn if a network can hardly learn from inputs [N, ...] on this scale. Of many rows, some are looked at."""
+    flat = double(x[:: -(-len(x) // ENOUGH)].flatten(1))
+    mean, std = flat.mean(0), flat.std(0, correction=0)
+    shifted = (mean.abs() > FARTHEST * std) & (std > 1e-6 * mean.abs())
+    if bool(shifted.any()):
+        column = int((mean.abs() / std).where(shifted, 0).argmax())
+        found = f"column {column} is {float(mean[column]):.4g} on average with a deviation of {float(std[column]):.2g}"
+    elif 0 < float(flat.square().mean().sqrt()) < SMALLEST:
+        found = f"their mean size is {float(flat.square().mean().sqrt()):.2g}"
+    else:
+        return
+    warnings.warn(
+        f"the inputs are not scaled ({found}), so the network may not learn: scale each column to mean 0 and "
+        "deviation 1, or all to the range 0 to 1",
+        stacklevel=4,
+    )

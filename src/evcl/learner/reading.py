@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from evcl._core.errors import EvclError
-from evcl._core.forms import Form, Key, pack, ragged, widened
+from evcl._core.forms import Form, Key, widened
 from evcl._core.inputs import Label, inputs
+from evcl.learner.packing import pack, ragged
 from evcl.nn.inputs import Arguments, Call
 from evcl.targets import CATEGORICAL, Likelihood
 

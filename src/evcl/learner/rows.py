@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from evcl._core.errors import EvclError
-from evcl._core.inputs import Label, class_weights, positions
+from evcl._core.inputs import Label, positions
 from evcl._core.settings import VALIDATION, Setting
 from evcl._core.tasks import stratified
 from evcl.training import Given, TaskData
@@ -137,3 +139,26 @@ def weighted(task: TaskData, class_weight: object, classes: Sequence[Label]) -> 
     if task.weights is not None:
         own = own / own.mean(1, keepdim=True)
     return replace(task, weights=own.to(task.x))
+
+
+def class_weights(given: object, classes: Sequence[Label], y: Tensor) -> Tensor:
+    """[N], on the CPU: the weight of each example, which depends on its class; the weights are scaled to a mean of 1.
+
+    `given` is a mapping {label: weight}, in which missing labels have weight 1; or "balanced": n / (classes seen *
+    examples of the class), so that every class counts equally. `y` [N] holds class indices.
+    """
+    weights = torch.ones(len(classes), dtype=torch.float64)
+    if isinstance(given, str) and given == "balanced":
+        counts = torch.bincount(y, minlength=len(classes)).cpu().double()
+        weights = torch.where(counts > 0, len(y) / (counts.clamp_min(1) * (counts > 0).sum()), weights)
+    elif isinstance(given, Mapping):
+        for label, weight in given.items():
+            if label not in classes:
+                raise EvclError(f"class_weight: {label!r} is not among the classes {list(classes)}")
+            if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
+                raise EvclError(f"class_weight: the weight of {label!r} must be a number above 0, not {weight!r}")
+            weights[classes.index(label)] = float(weight)
+    else:
+        raise EvclError(f"class_weight must be 'balanced' or a mapping {{label: weight}}, not {given!r}")
+    found = weights[y.cpu()]
+    return found / found.mean()

@@ -137,9 +137,7 @@ def pooled(h: Tensor, there: Tensor) -> Tensor:
 
 
 def minilm(data_dir: Path | None = None) -> Bert:
-    """all-MiniLM-L6-v2 with its pretrained weights, which are fetched if the cache does not have them. Its vectors have
-    384 numbers.
-    """
+    """all-MiniLM-L6-v2, pretrained; weights are fetched if the cache does not have them. A vector has 384 numbers."""
     tensors = read_safetensors(load_arrays("minilm", data_dir)["model"])
     with torch.device("meta"):
         made = Bert()

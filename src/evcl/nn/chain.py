@@ -160,9 +160,7 @@ class Lessons(NamedTuple):
 
 
 class LessonPass:
-    """Distillation in plain torch operations, used where native.c's `loss_and_lessons` is not available; also draws the
-    noise of the last layer.
-    """
+    """Distillation in plain operations, without native.c's `loss_and_lessons`; it also draws the last layer's noise."""
 
     def __init__(self, of: Lessons, z: Tensor) -> None:
         self.of, self.z, self.q, self.told = of, z, torch.empty_like(z), z.new_empty(*z.shape[:2], len(of.spans))

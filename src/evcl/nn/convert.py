@@ -149,9 +149,7 @@ def bayesianize(
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A deep copy. Tensors that the old `weight_norm` and `spectral_norm` computed are not parameters, and torch does
-    not copy a tensor with a gradient function.
-    """
+    """A deep copy. Torch does not copy a tensor with a gradient function, such as the old `weight_norm` computes."""
     computed = [t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor)]
     return copy.deepcopy(module, {id(t): t.detach().clone() for t in computed if t.grad_fn is not None})
 
@@ -171,9 +169,7 @@ def _check(module: nn.Module) -> None:
 
 @dataclass
 class _Conversion:
-    """Converts the copy of a module, part by part, to its Bayesian form, and collects the initial values of its
-    weights.
-    """
+    """Converts a module's copy, part by part, to its Bayesian form, and collects the initial values of its weights."""
 
     module: nn.Module
     weights: Weights
@@ -335,9 +331,7 @@ class _Conversion:
         return copied
 
     def _use(self, plain: nn.Module, key: str, name: str) -> str | None:
-        """How a parameter that belongs to no Bayesian layer learns: "own", with one value per example; "direct", with
-        one per batch; or None, not at all.
-        """
+        """How a parameter outside Bayesian layers learns: "own": a value per example; "direct": one per batch; None."""
         p = plain._parameters[key]
         assert p is not None
         if not p.requires_grad or _form(plain) is not None or not self._chosen(name):

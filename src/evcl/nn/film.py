@@ -8,7 +8,7 @@ gamma_t and b_t, the row [2, U] of task t, start at 1 and 0 (see per_task.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +46,6 @@ def scale_and_shift(row: Tensor, site: slice) -> Pair:
     return row[:, :, site].unbind(1)
 
 
-def _one(which: int, site: slice, row: Tensor) -> Tensor:
-    return row[:, which, site]
-
-
 class Film:
     """A forward hook: scales and shifts a layer's output by the row of the current task, or of each example's task."""
 
@@ -58,7 +54,7 @@ class Film:
     ) -> None:
         """`part`: the layer is this part of the units at the site."""
         self.weights, self.name, self.part = weights, name, part
-        self.parts = [((name, which), partial(_one, which, site)) for which in (0, 1)]
+        self.parts = [((name, which), itemgetter((slice(None), which, site))) for which in (0, 1)]
         self.channels_first, self.second = channels_first, False  # True: the batch is the second axis of the output
 
     def __call__(self, layer: nn.Module, args: object, y: Tensor) -> Tensor | None:
@@ -76,7 +72,8 @@ class Film:
             if left:
                 raise EvclError(f"{self.name!r} gets {len(y)} rows for {task.places.numel()} examples of several tasks")
             pairs = [self._pair(rows, t) for t in task.tasks]
-            scale, shift = (_picked(torch.stack(list(parts), 1), task.places) for parts in zip(*pairs, strict=True))
+            tables = (torch.stack(list(parts), 1) for parts in zip(*pairs, strict=True))  # [R, K, units] each
+            scale, shift = (t.gather(1, task.places.unsqueeze(2).expand(-1, -1, t.shape[2])) for t in tables)
             shape = (r, task.places.shape[1], each, *y.shape[1:])
             scale, shift = (along(t.unsqueeze(2), len(shape), self.channels_first) for t in (scale, shift))
             return torch.addcmul(shift, y.reshape(shape), scale).view(y.shape)
@@ -90,11 +87,6 @@ class Film:
     def _pair(self, rows: TaskRows, task: int) -> Pair:
         pair = [rows.part(task, key, of) for key, of in self.parts]
         return tuple(pair if self.part is None else (each[:, self.part] for each in pair))
-
-
-def _picked(table: Tensor, places: Tensor) -> Tensor:
-    """[R, B, units]: the rows `places` [R, B] of the table [R, K, units]."""
-    return table.gather(1, places.unsqueeze(2).expand(-1, -1, table.shape[2]))
 
 
 @torch.no_grad()

@@ -6,8 +6,7 @@ example depends on nothing else in the batch, and layers that receive an example
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -64,14 +63,17 @@ def check_examples_independent(network: BayesianNetwork, x: Tensor, strict: bool
 
 def _check_deterministic(network: BayesianNetwork, x: Tensor) -> None:
     """Refuse a network that draws random numbers itself: its results would not follow from the seed."""
-    devices = [x.device] if x.is_cuda else []
-    with _restored(x.device), torch.random.fork_rng(devices), network.alone():
+    with torch.random.fork_rng([x.device] if x.is_cuda else []), network.alone():
         before = _generator_state(x)
         try:
             network(x.clone())
         except (EvclError, RuntimeError):
             return  # the caller finds out what is wrong
-        if torch.equal(before, _generator_state(x)):
+        finally:
+            after = _generator_state(x)
+            if x.is_mps:  # of which `fork_rng` knows nothing
+                torch.mps.set_rng_state(before)
+        if torch.equal(before, after):
             return
     raise EvclError(
         "the network draws random numbers from torch's global generator, so that its results do not follow from the "
@@ -85,17 +87,6 @@ def _generator_state(x: Tensor) -> Tensor:
     if x.is_mps:
         return torch.mps.get_rng_state()
     return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
-
-
-@contextmanager
-def _restored(device: torch.device) -> Iterator[None]:
-    """Restore the global generator of an Apple GPU, which `fork_rng` cannot."""
-    before = torch.mps.get_rng_state() if device.type == "mps" else None
-    try:
-        yield
-    finally:
-        if before is not None:
-            torch.mps.set_rng_state(before)
 
 
 def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -> None:
@@ -133,9 +124,7 @@ def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -
 
 
 def _shared(two: Pass, three: Pass) -> BayesianLayer | None:
-    """The first layer whose input does not depend on the batch size: it gets as many rows for three examples as for
-    two.
-    """
+    """The first layer whose input has as many rows for three examples as for two: it does not depend on the batch."""
     both = zip(two.calls, three.calls, strict=False)
     return next((layer for (layer, a), (_, b) in both if len(a) == len(b)), None)
 

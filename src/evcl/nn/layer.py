@@ -55,6 +55,9 @@ class Grads(NamedTuple):
     variance: dict[str, Tensor] | None
 
 
+Product = Callable[[Tensor, Tensor], Tensor]  # (inputs, weight) -> outputs
+
+
 class Flips(NamedTuple):
     """A draw of the weights per example: the shared `spread`, with signs flipped by the example's `ins` and `outs`."""
 
@@ -343,6 +346,20 @@ def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
         out.squeeze(0).addmm_(a.squeeze(0), b.squeeze(0))
     else:
         out.baddbmm_(a, b)
+
+
+def along_positions(
+    layer: BayesianLayer, x: Tensor, sizes: tuple[int, int], apply: Product, wide: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The output for x if all positions of an example share its draw of the weights. `sizes`: examples, and inputs.
+    `apply` a weight, without bias; `wide` gives a number per unit of an example to all its positions.
+    """
+    weight = layer.mean("weight")
+    assert weight is not None
+    spread, ins, outs = layer.flips(*sizes)
+    y = torch.addcmul(apply(x, weight), apply(x * wide(ins), spread), wide(outs))
+    bias = layer.drawn("bias", sizes[0])
+    return y if bias is None else y.add_(wide(bias))
 
 
 class LocalDraw(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.nn.layer import BayesianLayer, examples_at_once, local_draw, of_units, outer_sum, product
+from evcl.nn.layer import BayesianLayer, along_positions, examples_at_once, local_draw, of_units, outer_sum, product
 
 
 class Linear(BayesianLayer):
@@ -25,9 +25,16 @@ class Linear(BayesianLayer):
         assert weight is not None
         shape = (*x.shape[:-1], weight.shape[1])
         positions = self.rows_each(x) * prod(x.shape[1:-1])
-        if positions > 1 and self.weights.variance is not None:
-            return self._along(flat, positions, weight).view(shape)
         dtype = self.weights.dtype_of(flat)
+        if positions > 1 and self.weights.variance is not None:
+            each = flat.to(dtype).unflatten(1, (-1, positions))  # [R, B, t, i]
+
+            def multiplied(x: Tensor, weight: Tensor) -> Tensor:
+                found: Tensor = product(x.flatten(1, 2), weight.to(dtype), None).unflatten(1, each.shape[1:3])
+                return found
+
+            sizes = each.shape[1], each.shape[3]
+            return along_positions(self, each, sizes, multiplied, lambda t: t.to(dtype).unsqueeze(2)).view(shape)
         if positions > 1 and dtype != weight.dtype:
             return product(flat.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)).view(shape)
         flat = flat.to(weight.dtype)
@@ -39,18 +46,6 @@ class Linear(BayesianLayer):
             return mean.view(shape)
         variance = product(flat.square(), variance_weight, self.variance("bias"))
         return self.draw(mean.view(shape), variance.view(shape))
-
-    def _along(self, x: Tensor, positions: int, weight: Tensor) -> Tensor:
-        """The output for x [R, B*t, i], in which the t positions of an example share its draw of the weights."""
-        examples = x.shape[1] // positions
-        spread, ins, outs = self.flips(examples, x.shape[2])
-        x = x.to(self.weights.dtype_of(x))
-        each = self.weights.replicas, examples, positions, -1
-        flipped = (x.reshape(each) * ins.to(x.dtype).unsqueeze(2)).reshape(x.shape)
-        mean, deviation = (product(one, w.to(x.dtype), None) for one, w in ((x, weight), (flipped, spread)))
-        y = torch.addcmul(mean.view(each), deviation.view(each), outs.to(x.dtype).unsqueeze(2))
-        bias = self.drawn("bias", examples)
-        return y if bias is None else y.add_(bias.to(x.dtype).unsqueeze(2))
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same output, with gradients added directly to the flat buffers."""
@@ -139,24 +134,22 @@ class Conv(BayesianLayer):
         if x.is_cuda and rank == 2:  # the order in which a GPU's matrix units read images
             x = x.contiguous(memory_format=torch.channels_last)
         if self.weights.variance is None:
-            return self._convolve(x, self.mean("weight"), self.mean("bias"))
-        spread, ins, outs = self.flips(len(x) // (rows * self.weights.replicas), x.shape[1])
+            weight = self.mean("weight")
+            assert weight is not None
+            return self._convolve(x, weight, self.mean("bias"))
 
-        def spread_out(each: Tensor) -> Tensor:
+        def wide(each: Tensor) -> Tensor:
             """[R, B, c] -> [R*B, c, 1, 1]: repeat for all rows and positions of an example."""
-            wide = each.unsqueeze(2).expand(-1, -1, rows, -1).reshape(len(x), -1).to(x.dtype)
-            return wide.view(*wide.shape, *[1] * rank)
+            found = each.unsqueeze(2).expand(-1, -1, rows, -1).reshape(len(x), -1).to(x.dtype)
+            return found.view(*found.shape, *[1] * rank)
 
-        deviation = self._convolve(x * spread_out(ins), spread, None)
-        y = torch.addcmul(self._convolve(x, self.mean("weight"), None), deviation, spread_out(outs))
-        bias = self.drawn("bias", ins.shape[1])
-        return y if bias is None else y.add_(spread_out(bias))
+        sizes = len(x) // (rows * self.weights.replicas), x.shape[1]
+        return along_positions(self, x, sizes, self._convolve, wide)
 
-    def _convolve(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Convolve x [R*B, c, h, w]: on a GPU replica by replica; on a CPU with replicas as the groups of one
         convolution over [B, R*c, h, w].
         """
-        assert weight is not None
         r = weight.shape[0]
         convolution: Callable[..., Tensor] = F.conv1d if len(self.kernel) == 1 else F.conv2d
         how = self.stride, self.padding, self.dilation
@@ -262,9 +255,7 @@ class Embedding(BayesianLayer):
         return out.reshape(*x.shape, out.shape[-1])
 
     def _look_up(self, what: str, index: Tensor) -> Tensor | None:
-        """[R, B, t, d]: one look-up per replica, so that an index that is too large does not read another replica's
-        row.
-        """
+        """[R, B, t, d]: one look-up per replica, so that too large an index does not read another replica's row."""
         table = self.part(getattr(self.weights, what), "weight")
         if table is None:
             return None

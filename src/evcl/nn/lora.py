@@ -63,10 +63,10 @@ class LoRA:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+        if type(self.rank) is not int or self.rank < 1:
             raise EvclError(f"rank must be a whole number of at least 1, not {self.rank!r}")
         alpha = self.alpha
-        if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not alpha > 0):
+        if alpha is not None and (type(alpha) not in (int, float) or not alpha > 0):
             raise EvclError(f"alpha must be a number above 0, not {alpha!r}")
         if self.tasks not in ("shared", "each", "merged"):
             raise EvclError(f"tasks must be 'shared', 'each' or 'merged', not {self.tasks!r}")
@@ -233,17 +233,16 @@ class AdaptedAttention(Attention):
             self.register_buffer(f"{DOWN}_{name}", _rows(lora, f"{path}.{name}", weight.shape[1], 0).to(weight))
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        return [self._projected(name, x) for name, x in (("query", query), ("key", key), ("value", value))]
+        found = []
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            y = F.linear(x, self.get_buffer(name), self._buffers[f"{name}_bias"])
+            if name in self.up:
+                y = y + self.up[name](F.linear(x, self.get_buffer(f"{DOWN}_{name}")) * self.scale)
+            found.append(y)
+        return found
 
     def combine(self, y: Tensor) -> Tensor:
         return F.linear(y, self.get_buffer("out"), self._buffers["out_bias"])
-
-    def _projected(self, name: str, x: Tensor) -> Tensor:
-        y = F.linear(x, self.get_buffer(name), self._buffers[f"{name}_bias"])
-        if name not in self.up:
-            return y
-        added: Tensor = self.up[name](F.linear(x, self.get_buffer(f"{DOWN}_{name}")) * self.scale)
-        return y + added
 
     def merge(self, up: dict[str, Tensor], lora: LoRA, turn: int) -> None:
         for name in self.up:

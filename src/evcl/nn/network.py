@@ -493,9 +493,7 @@ class BayesianNetwork(nn.Module):
         return Gaussian(mean, self.first_log_std(std, like).expand_as(like), self.layout)
 
     def redrawn(self, mean: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
-        """[R, P]: `mean` with new initial values for the weights that are initialised at random, one source per
-        replica.
-        """
+        """[R, P]: `mean` with new initial values for the weights that are random at first, one source per replica."""
         found = mean.clone()
         layers = {name: layer for layer in self.bayesian_layers() for name in layer.names.values()}
         for name, view in self.layout.views(found).items():
@@ -590,9 +588,7 @@ def _leaves(layout: Layout, flat: Tensor) -> Named:
 
 
 def _fixed_layers(trunk: nn.Module) -> int:
-    """The number of first layers that never change, or WHOLE; 0 if there are none, or if they have no weights, because
-    there is nothing to gain then.
-    """
+    """The number of first layers that never change, or WHOLE; 0 if they have no weights: nothing to gain then."""
 
     def never_changes(part: nn.Module) -> bool:
         own = [layer for layer in part.modules() if isinstance(layer, BayesianLayer)]

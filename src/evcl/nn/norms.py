@@ -138,9 +138,7 @@ class BatchNorm(Norm):
             self.register_buffer(name, getattr(layer, name).detach().clone().unsqueeze(0), persistent=False)
 
     def begin(self) -> None:
-        """If the statistics have never been measured, measure them in this task, in new buffers so that the task can be
-        undone.
-        """
+        """If the statistics were never measured, measure them in this task, in new buffers: the task may be undone."""
         self.open = not bool(self.num_batches_tracked.any())
         if self.open:
             for name, buffer in list(self.named_buffers(recurse=False)):

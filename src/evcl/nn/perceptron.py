@@ -14,9 +14,7 @@ from evcl.nn.initial import he_layer
 
 
 class MLP(nn.Sequential):
-    """Linear layers, each followed by a ReLU and, if wanted, dropout. A learner draws the weights again from its own
-    seed.
-    """
+    """Linear layers, each followed by a ReLU and, if wanted, dropout. A learner draws the weights from its own seed."""
 
     def __init__(
         self, inputs: int, hidden: Sequence[int], seed: int = 0, dropout: float = 0.0, input_dropout: float = 0.0

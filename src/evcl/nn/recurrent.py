@@ -189,9 +189,7 @@ class Sweep(BayesianLayer):
         return [gates, gates if self.mode == "GRU" else 0, self.states if "weight_hr" in self.names else 0]
 
     def watched(self, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of its weights at each time step, [R*B, T, .], and zeros that were added to their outputs there,
-        whose gradients are those of the outputs.
-        """
+        """What weights multiply at each step, [R*B, T, .], and zeros added to the results, with their gradients."""
         assert self._notes is not None
         found, self._notes = self._notes, None
         return found
@@ -274,9 +272,7 @@ def _reversed(x: Tensor, length: Tensor, full: bool) -> Tensor:
 
 
 class Recurrent(Composite):
-    """nn.LSTM, nn.GRU and nn.RNN: any number of layers, both directions, dropout between layers, projections, packed
-    sequences, batch first or not.
-    """
+    """nn.LSTM, nn.GRU and nn.RNN with any options and inputs: also projections, dropout and packed sequences."""
 
     reads_host = False  # True once it has seen packed sequences, whose lengths are on the host: no CUDA graph then
 

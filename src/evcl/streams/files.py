@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,6 @@ class Files:
         self.told = [one.source.told for one in found if one.source.told is not None]
 
     @property
-    def names(self) -> list[str]:
-        """The columns that are learned from, in the order in which the files have them."""
-        return list(dict.fromkeys(name for one in self.files for name in one.names))
-
-    @property
     def identity(self) -> list[list[str]]:
         """What tells these files from others: name and first row of each. A file may grow."""
         return [[one.source.path.name, one.digest] for one in self.files]
@@ -129,7 +124,7 @@ class Files:
         return found
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: one.source.shapes[name] for one in self.files for name in one.names}
+        return {name: one.source.shapes[name] for one in self.files for name in one.kinds}
 
     def pieces(self) -> Iterator[Piece]:
         """All rows in order: the columns that are learned from, and TARGET and TIME."""
@@ -137,23 +132,19 @@ class Files:
         if self._sorted:
             yield from whole
             return
-        pieces = list(whole)
-        names = dict.fromkeys(name for piece in pieces for name in piece.columns)
-        columns = {name: _concatenated([_there(piece, name) for piece in pieces]) for name in names}
-        places = [(piece, row) for piece in pieces for row in range(piece.rows)]
-        order = np.argsort(columns[TIME], kind="stable")
-        yield _placed({name: values[order] for name, values in columns.items()}, [places[i] for i in order])
+        together = _joined([(piece, 0, piece.rows) for piece in whole])
+        yield together.take(np.argsort(together.columns[TIME], kind="stable"))
 
     def _pieces(self, one: _File) -> Iterator[Piece]:
         many = len(self.files) > 1
-        for piece in one.source.pieces(self._read(one.names)):
-            columns = {name: piece.columns[name] for name in one.names}
+        for piece in one.source.pieces(self._read(one.kinds)):
+            columns = {name: piece.columns[name] for name in one.kinds}
             columns[TARGET] = targets_of(one.source, piece, self.asked.target, self.kind)
             columns[TIME] = self._times(one.source, piece)
             place = (lambda i, p=piece: f"{one.source.path.name}, {p.place(i)}") if many else piece.place
             yield Piece(columns, place, piece.rows)
 
-    def _read(self, names: Sequence[str]) -> list[str]:
+    def _read(self, names: Iterable[str]) -> list[str]:
         return list(dict.fromkeys([*names, self.asked.target, *([self.asked.time] if self.asked.time else [])]))
 
     def _times(self, source: Source, piece: Piece) -> Floats:
@@ -184,7 +175,7 @@ class Files:
         names = [name for name in source.shapes if name != asked.target and name not in asked.drop]
         own: dict[str, Kind] = {asked.target: "text" if self.kind == "class" else "number"}
         source.expect({**self._kinds, **own}, asked.target)
-        found, times = _File(source, names), []
+        found, times = _File(source), []
         for piece in source.pieces(self._read([])):
             found.rows += piece.rows
             targets = targets_of(source, piece, asked.target, self.kind)
@@ -196,12 +187,12 @@ class Files:
         first = next(source.pieces(self._read(names)), None)
         if first is not None:
             if asked.time is not None and first.columns[asked.time].dtype.kind != "M":
-                found.names = [name for name in names if name != asked.time]  # a number that grows tells nothing
-            found.kinds = {name: kind_of(first.columns[name]) for name in found.names}
+                names = [name for name in names if name != asked.time]  # a number that grows tells nothing
+            found.kinds = {name: kind_of(first.columns[name]) for name in names}
             self._kinds = {**found.kinds, **self._kinds}  # later files are read alike
             row = [(name, str(first.columns[name][0])) for name in sorted(first.columns)]
             found.digest = hashlib.sha256(repr(row).encode()).hexdigest()[:16]
-        if not found.names:
+        if not names:
             raise EvclError(f"{path}: beside {asked.target!r} there is no column to learn from")
         return found
 
@@ -209,19 +200,11 @@ class Files:
 @dataclass
 class _File:
     source: Source
-    names: list[str]
     rows: int = 0
     times: Floats = field(default_factory=lambda: np.zeros(0))
-    kinds: dict[str, Kind] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)  # of the columns that are learned from
     digest: str = ""
     labels: set[str] = field(default_factory=set)
-
-
-def _there(piece: Piece, name: str) -> Values:
-    """A column of a piece. Rows can only be sorted if all files have the same columns."""
-    if name not in piece.columns:
-        raise EvclError(f"the files are to be sorted by time, so they need the same columns, but one has no {name!r}")
-    return piece.columns[name]
 
 
 def batches(pieces: Iterator[Piece], size: Callable[[int], int], skip: int = 0) -> Iterator[Piece]:
@@ -231,20 +214,18 @@ def batches(pieces: Iterator[Piece], size: Callable[[int], int], skip: int = 0) 
 
 
 def _joined(parts: Sequence[tuple[Piece, int, int]]) -> Piece:
-    names = parts[0][0].columns
+    """The rows of these parts of pieces, which need to have the same columns."""
+    names = dict.fromkeys(name for piece, _, _ in parts for name in piece.columns)
+    for name in (name for name in names for piece, _, _ in parts if name not in piece.columns):
+        raise EvclError(f"the files are to be sorted by time, so they need the same columns, but one has no {name!r}")
     columns = {name: _concatenated([piece.columns[name][start:end] for piece, start, end in parts]) for name in names}
-    return _placed(columns, [(piece, row) for piece, start, end in parts for row in range(start, end)])
-
-
-def _placed(columns: Mapping[str, Values], places: Sequence[tuple[Piece, int]]) -> Piece:
-    """Rows that come from these places in other pieces."""
+    places = [(piece, row) for piece, start, end in parts for row in range(start, end)]
     return Piece(columns, lambda i: places[i][0].place(places[i][1]), len(places))
 
 
 def _concatenated(arrays: Sequence[Values]) -> Values:
-    if len(arrays) == 1:
-        return arrays[0]
+    """The arrays in one; masked values stay so."""
     if any(np.ma.isMaskedArray(a) for a in arrays):
         joined: Values = np.ma.concatenate(arrays)  # type: ignore[no-untyped-call]
         return joined
-    return np.concatenate(arrays)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -13,17 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evcl.streams.arrays import (
-    Array,
-    diagonal_matrices,
-    diagonals,
-    log,
-    log_sigmoid,
-    product,
-    sigmoid,
-    total,
-    within,
-)
+from evcl.streams.arrays import Array, diagonal_matrices, diagonals, log, log_sigmoid, product, sigmoid, total, within
 from evcl.streams.filters import rooted
 from evcl.streams.scaling import Scaling
 from evcl.streams.state import Stateful

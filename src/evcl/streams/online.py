@@ -17,6 +17,8 @@ from evcl.streams.building import UNITS
 from evcl.streams.jacobian import default
 from evcl.streams.scaling import Scaling, squashed
 
+ADAM = ("step", "exp_avg", "exp_avg_sq")  # what the optimizer knows of a tensor
+
 
 class Online:
     """Classes 0 to `classes` - 1, learned by Adam from rows in order; a class's output is relative to class 0's."""
@@ -51,15 +53,12 @@ class Online:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
-        found = {"hidden": self.hidden.detach(), "out": self.out.detach()}
-        found |= {name: torch.from_numpy(array) for name, array in self.scaling.arrays().items()}
+        found = {name: torch.from_numpy(array) for name, array in self.scaling.arrays().items()}
         for name, parameter in (("hidden", self.hidden), ("out", self.out)):
-            state = self.optimizer.state[parameter] or {
-                "step": torch.zeros(()),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-            found |= {f"{name} {key}": value for key, value in state.items()}
+            state = self.optimizer.state[parameter]
+            if not state:
+                state |= {"step": torch.zeros(()), **{key: torch.zeros_like(parameter) for key in ADAM[1:]}}
+            found |= {name: parameter.detach(), **{f"{name} {key}": state[key] for key in ADAM}}
         return found
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -69,14 +68,11 @@ class Online:
     @classmethod
     def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Online:
         learner = cls(**{name: value for name, value in about.items() if name != "rows"})
-        if any(tensors[name].shape != tensor.shape for name, tensor in learner.tensors().items()):
+        own = learner.tensors()
+        if any(tensors[name].shape != tensor.shape for name, tensor in own.items()):
             raise EvclError("its tensors do not fit")
-        with torch.no_grad():
-            learner.hidden.copy_(tensors["hidden"])
-            learner.out.copy_(tensors["out"])
-        for name, parameter in (("hidden", learner.hidden), ("out", learner.out)):
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            learner.optimizer.state[parameter] = {key: tensors[f"{name} {key}"] for key in keys}
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
         learner.scaling.restore({name: tensors[name].numpy() for name in learner.scaling.arrays()})
         learner.rows = int(about["rows"])
         return learner

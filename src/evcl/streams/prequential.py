@@ -145,10 +145,11 @@ class Prequential:
             raise EvclError(f"expected probabilities [n, {len(classes)}], one column per class, not {list(p.shape)}")
         for label in (*classes, *labels):
             self._labels.setdefault(label, len(self._labels))
-        places = [self._labels[label] for label in classes]
+        places, own = ([self._labels[label] for label in some] for some in (classes, labels))
         if places != list(range(len(places))):
-            p = _moved(p, places, len(self._labels))
-        own = [self._labels[label] for label in labels]
+            moved = np.zeros((len(p), len(self._labels)))
+            moved[:, places] = p
+            p = moved
         self._add(class_rows(p, own, len(self._labels)))
         if own and p.shape[1]:
             self._bins += reliability(p, own, BINS)
@@ -164,23 +165,18 @@ class Prequential:
     def _add(self, found: Floats) -> None:
         n, more = len(found), found.shape[1] - len(self._decayed)
         if more > 0:
-            self._windows = np.pad(self._windows, ((0, 0), (0, more)))
-            self._decayed = np.pad(self._decayed, (0, more))
+            self._windows, self._decayed = np.pad(self._windows, ((0, 0), (0, more))), np.pad(self._decayed, (0, more))
         weights = self.fading ** np.arange(n - 1, -1, -1)
         self._decayed = self.fading**n * self._decayed + weights @ found
-        if self._asked is None:
-            while self.rows + n > 2 * POINTS * self.window:
-                self._double()
+        while self._asked is None and self.rows + n > 2 * POINTS * self.window:
+            self.window *= 2
+            windows = np.pad(self._windows, ((0, len(self._windows) % 2), (0, 0)))
+            self._windows = windows[::2] + windows[1::2]
         last = -(-(self.rows + n) // self.window)
         if last > len(self._windows):
             self._windows = np.pad(self._windows, ((0, last - len(self._windows)), (0, 0)))
         np.add.at(self._windows, (self.rows + np.arange(n)) // self.window, found)
         self.rows += n
-
-    def _double(self) -> None:
-        self.window *= 2
-        windows = self._windows if len(self._windows) % 2 == 0 else np.pad(self._windows, ((0, 1), (0, 0)))
-        self._windows = windows[::2] + windows[1::2]
 
     # --- what they were worth ----------------------------------------------------------------------------------------
 
@@ -220,16 +216,9 @@ class Prequential:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Floats]]:
         """Everything it knows: a part for JSON, and arrays. Labels must be texts, numbers or truth values."""
-        told = {
-            "kind": self.kind,
-            "rows": self.rows,
-            "window": self.window,
-            "asked": self._asked,
-            "fading": self.fading,
-            "labels": list(self._labels),
-            "bins": self._bins.ravel().tolist(),
-            "without": self._without,
-        }
+        told: dict[str, Any] = {"kind": self.kind, "rows": self.rows, "window": self.window, "asked": self._asked}
+        told |= {"fading": self.fading, "labels": list(self._labels)}
+        told |= {"bins": self._bins.ravel().tolist(), "without": self._without}
         return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
 
     @staticmethod
@@ -256,10 +245,3 @@ class Prequential:
 def _listed(values: Any) -> list[Hashable]:
     """The values as plain Python objects, which can be compared and saved."""
     return values.tolist() if hasattr(values, "tolist") else list(values)
-
-
-def _moved(p: Floats, places: Sequence[int], classes: int) -> Floats:
-    """Probabilities with their columns moved to these places."""
-    found = np.zeros((len(p), classes))
-    found[:, list(places)] = p
-    return found

@@ -53,12 +53,13 @@ def parts_of(stream: Stream) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, tensors
 
 
-def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stream:
+def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> tuple[Stream, dict[str, Tensor]]:
+    """The stream of a file, and all tensors in it."""
     with opened(path, NOTE) as (saved, file):
         if saved is None:
             raise EvclError("it is not a stream that was saved by evcl")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return restored(saved, tensors, network)
+        return restored(saved, tensors, network), tensors
 
 
 def restored(saved: Mapping[str, Any], tensors: Mapping[str, Tensor], network: nn.Module | None = None) -> Stream:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
-from evcl._core.files import open_tensors
-from evcl.learner.persist import opened, reading
+from evcl._core.files import parsed
+from evcl.learner.persist import reading
 from evcl.streams import saved
 from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed
 from evcl.streams.files import TARGET, TIME, Files, RowDigest
 from evcl.streams.prequential import Prequential
 from evcl.streams.stream import Stream
+from evcl.tables.model import notes_of
 from evcl.tables.row_encoder import RowEncoder
 from evcl.tables.rows import LIKELIHOODS, present
 from evcl.tables.source import Floats, Piece, Target, bad
@@ -210,27 +211,22 @@ _PLAIN = {  # the fields that JSON holds as they are, and their types
 
 def is_stream(path: Path) -> bool:
     """Whether this is the file of a stream."""
-    return saved.NOTE in _metadata(path)
+    return saved.NOTE in notes_of(path)
 
 
 def is_table_stream(path: Path) -> bool:
     """Whether this is the file of a stream that says how to encode a table, as those of `evcl stream` do."""
-    return NOTE in _metadata(path)
-
-
-def _metadata(path: Path) -> Mapping[str, str]:
-    with reading(path), open_tensors(path) as file:
-        return file.metadata() or {}
+    return NOTE in notes_of(path)
 
 
 def load(path: Path) -> TableStream:
     """Load a stream that `save` wrote. No code from the file is run."""
-    stream = saved.load(path)
-    if not is_table_stream(path):
+    (stream, tensors), text = saved.load(path), notes_of(path).get(NOTE)
+    if text is None:
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.Stream.load")
-    with opened(path, NOTE) as (told, file):
-        names = [name for name in file.keys() if name.startswith(OWN)]  # noqa: SIM118
-        return _rebuilt(stream, told, {name.removeprefix(OWN): file.get_tensor(name) for name in names})
+    with reading(path):
+        own = {name.removeprefix(OWN): tensor for name, tensor in tensors.items() if name.startswith(OWN)}
+        return _rebuilt(stream, parsed(text), own)
 
 
 def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TableStream:

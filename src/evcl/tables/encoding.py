@@ -28,11 +28,13 @@ from numpy.typing import NDArray
 
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
-from evcl.tables.outside import Ends, TooFar
+from evcl.tables.outside import Ends
 from evcl.tables.source import Floats, Kind, Piece, Source, Unknown, Values, bad, listed, plural
 from evcl.tables.values import CYCLES, Where, as_text, circles, measured, numbers_of, seconds_of, spelt
 
 Inputs = NDArray[np.float32]
+DEVIATIONS = 1e6  # from the known mean: beside a number farther out, float32 loses all else of its row
+BEYOND = f"more than {DEVIATIONS:,.0f} standard deviations from what was learned"
 
 
 @dataclass(frozen=True)
@@ -276,9 +278,9 @@ class Encoding:
     def __init__(
         self, encoder: Encoder, source: Source, unknown: Unknown, ends: Mapping[str, Ends] | None = None
     ) -> None:
-        self._encoder, self._source, self._ends = encoder, source, ends
-        self._unseen = None if unknown == "error" else defaultdict[str, Counter[str]](Counter)
-        self._far = TooFar(source, unknown == "error")
+        self._encoder, self._source, self._ends, self._strict = encoder, source, ends, unknown == "error"
+        self._unseen = None if self._strict else defaultdict[str, Counter[str]](Counter)
+        self._far, self._first = 0, ""  # how many numbers are too far away, and where the first one is
 
     def __call__(self, piece: Piece) -> Inputs:
         """The rows of a piece [rows, inputs]."""
@@ -287,8 +289,19 @@ class Encoding:
         return found
 
     def near(self, inputs: Inputs, piece: Piece) -> Inputs:
-        """The encoded rows without what is too far away; the same array if nothing is."""
-        return self._far.without(inputs, piece, self._encoder.inputs_of)
+        """The encoded rows, where inputs that are too far away are 0, as if missing; the same array if none is."""
+        far = np.abs(inputs) > DEVIATIONS
+        if not far.any():
+            return inputs
+        row, i = np.argwhere(far)[0].tolist()
+        name = self._encoder.inputs_of[i]
+        value, place = piece.columns[name][row], f"{piece.place(row)}, column {name!r}"
+        what = "a number" if np.ndim(value) else str(value)
+        if self._strict:
+            bad(self._source.path, place, f"{what} is {BEYOND}; --unknown learn or missing accepts it")
+        self._first = self._first or f"{place} has {what}"
+        self._far += int(far.sum())
+        return np.where(far, np.float32(0), inputs)
 
     @property
     def notes(self) -> list[str]:
@@ -298,7 +311,10 @@ class Encoding:
             for name, found in (self._unseen or {}).items()
             if found
         ]
-        return unseen + self._far.notes()
+        if not self._far:
+            return unseen
+        verb = "is" if self._far == 1 else "are"
+        return [*unseen, f"{plural(self._far, 'value')} {verb} {BEYOND}, and counted as missing: {self._first}"]
 
 
 def lacking(gone: Sequence[str], new: Sequence[str]) -> str:

@@ -110,13 +110,7 @@ class Model:
             warnings.filterwarnings("ignore", UNSCALED)
             classes = None if self.numeric else tuple(sorted({*map(int, known), *y.tolist()}))
             self.learner.learn(
-                train,
-                name,
-                shared,
-                asked.epochs,
-                classes=classes,
-                callbacks=asked.callbacks,
-                checkpoint=checkpoint,
+                train, name, shared, asked.epochs, classes=classes, callbacks=asked.callbacks, checkpoint=checkpoint
             )
         known_before, self.labels = len(self.labels), labels
         line = {
@@ -155,30 +149,26 @@ class Model:
         new = [name for name in new if source.shapes[name] == ()] if unknown == "learn" else []
         fitting = EncoderFitting(source, [*names, *new], known=self.encoder)
         rows = read_rows(source, self.target, self.kind, fitting, self.labels)
-        if unknown == "learn":
-            notes += self._extend(fitting)
-            rows.ends = fitting.ends
-        else:
-            self.encoder = fitting.unextended()
         rows.notes = notes
+        if unknown != "learn":
+            self.encoder = fitting.unextended()
+            return rows
+        encoder, rows.ends = fitting.encoder(), fitting.ends
+        more, notes[len(notes) :] = encoder.inputs - self.encoder.inputs, fitting.limited
+        try:
+            self.learner = self.learner.with_inputs(more) if more else self.learner  # predictions for earlier rows stay
+        except EvclError as error:
+            notes.append(f"what is new counts as missing: {error}")
+        else:
+            self.encoder = encoder
+            notes += fitting.notes
         return rows
-
-    def _extend(self, fitting: EncoderFitting) -> list[str]:
-        """Extend the encoder, and give the network as many inputs. Predictions for earlier rows stay."""
-        encoder = fitting.encoder()
-        if more := encoder.inputs - self.encoder.inputs:
-            try:
-                self.learner = self.learner.with_inputs(more)
-            except EvclError as error:
-                return [*fitting.limited, f"what is new counts as missing: {error}"]
-        self.encoder = encoder
-        return [*fitting.limited, *fitting.notes]
 
     def examples(
         self, source: Source, rows: Rows, y: Tensor, asked: Learning
     ) -> tuple[Examples, Examples | None, list[str]]:
-        """The file's training and held-out examples, each written directly to its part: nothing is in memory twice; and
-        what the user should know of them. `y` has the targets of the rows.
+        """The file's training and held-out examples, each written directly to its place: nothing is in memory twice;
+        and what the user should know of them. `y` has the targets of the rows.
         """
         count = min(round(asked.validation * len(y)), MOST_HELD, len(y) - 1)
         held = torch.zeros(len(y), dtype=torch.bool)
@@ -186,20 +176,14 @@ class Model:
             drawn = generator(self.learner.seed, Purpose.VALIDATION, len(self.learner.tasks))
             numeric = y.is_floating_point()
             held[torch.randperm(len(y), generator=drawn)[:count] if numeric else stratified(y, count, drawn)[1]] = True
-        parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]
-        done, start = [0, 0], 0
+        x, places, start = torch.empty(len(y), self.encoder.inputs), held.sort(stable=True).indices.argsort(), 0
         encoding = Encoding(self.encoder, source, asked.unknown, rows.ends)
         for piece in rows.labelled.pieces(source, [name for name in self.encoder.names if name in source.shapes]):
-            encoded = encoding.near(encoding(piece), piece)
-            mine = held[start : start + piece.rows]
-            for i, own in enumerate((~mine, mine)):
-                taken = torch.from_numpy(encoded)[own]
-                parts[i][done[i] : done[i] + len(taken)] = taken
-                done[i] += len(taken)
+            x[places[start : start + piece.rows]] = torch.from_numpy(encoding.near(encoding(piece), piece))
             start += piece.rows
-        notes = [rows.labelled.note] if rows.labelled.note else []
-        train, tested = Examples(parts[0], y[~held]), Examples(parts[1], y[held]) if count > 0 else None
-        return train, tested, notes + encoding.notes
+        trained = len(y) - int(held.sum())  # these come first
+        train, tested = Examples(x[:trained], y[~held]), Examples(x[trained:], y[held]) if count > 0 else None
+        return train, tested, [*([rows.labelled.note] if rows.labelled.note else []), *encoding.notes]
 
     def _measured(self, held: Examples, task: str, source: Source) -> dict[str, Any]:
         """How good a task's head is on examples: of classes, the mean accuracy, NLL, entropy and epistemic uncertainty,
@@ -251,20 +235,9 @@ class Model:
     # --- the file --------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        text = json.dumps(
-            {
-                "format": FORMAT,
-                "target": self.target,
-                "labels": self.labels,
-                "drop": self.drop,
-                "missing": self.missing,
-                "now": self.now,
-                "usual": self.usual,
-                "kind_given": self.kind_given,
-                "columns": self.encoder.described(),
-                "history": self.history,
-            }
-        )
+        plain = {name: getattr(self, name) for name in ("target", "labels", "drop", "missing", "now", "usual")}
+        plain |= {"kind_given": self.kind_given, "columns": self.encoder.described(), "history": self.history}
+        text = json.dumps({"format": FORMAT, **plain})
         # The learner's own text grows with the names of the tasks, so both texts together are padded to whole blocks.
         # The file stores them inside JSON, with a backslash for each quote, so sizes are measured on the escaped texts.
         described = self.learner.described()
@@ -290,8 +263,13 @@ def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
 
 def is_table(path: Path) -> bool:
     """Whether this model file says how to encode a table, as those of `evcl learn` do."""
+    return NOTE in notes_of(path)
+
+
+def notes_of(path: Path) -> Mapping[str, str]:
+    """The texts in the metadata of a model file."""
     with reading(path), open_tensors(path) as file:
-        return NOTE in (file.metadata() or {})
+        return file.metadata() or {}
 
 
 def _check_numbers(line: Mapping[str, Any], names: Collection[str], more: Collection[str]) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,6 @@ class Column(NamedTuple):
     number: bool = False  # whether text stands for numbers: a CSV file has it as it is, a Parquet file has the numbers
 
 
-class Writer(Protocol):
-    def write(self, columns: Mapping[str, Column]) -> None:
-        """Write some rows. All calls have the same columns."""
-        ...
-
-
 def check_ending(path: Path) -> None:
     """Raise unless the name of a file says in which format to write it."""
     if path != STANDARD and path.suffix.lower() not in ENDINGS:
@@ -43,8 +37,10 @@ def check_ending(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, into: Path, keep_formulas: bool = False) -> Iterator[Writer]:
-    """A writer of the format that the name of `path` asks for. It writes to the file `into`, or to standard output."""
+def writing(path: Path, into: Path, keep_formulas: bool = False) -> Iterator[_Csv | _Parquet]:
+    """A writer of the format that the name of `path` asks for, which is given rows of the same columns each time. It
+    writes to the file `into`, or to standard output.
+    """
     if path.suffix.lower() == ".parquet":
         with _Parquet(into) as writer:
             yield writer

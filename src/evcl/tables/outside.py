@@ -4,19 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from evcl.tables.source import Floats, Piece, Source, bad
+from evcl.tables.source import Floats
 from evcl.targets import scale
 
 SAMPLE = 4_096  # at most this many numbers of a column are kept
 MOST_FAR = 50  # one number in this many may be far outside: more are no mistakes
-DEVIATIONS = 1e6  # from the known mean: beside a number farther out, float32 loses all else of its row
 
 
 class Ends(NamedTuple):
@@ -62,36 +59,3 @@ class Sample:
             return None
         low, high = scale.usual_range(torch.from_numpy(self._kept))
         return Ends(float(low), float(high))
-
-
-class TooFar:
-    """Finds inputs that are too far from what is known. They become 0, as those of missing numbers are. With `strict`,
-    the first one is an error.
-    """
-
-    def __init__(self, source: Source, strict: bool) -> None:
-        self._path, self._strict = source.path, strict
-        self._count, self._first = 0, ""
-
-    def without(self, inputs: NDArray[np.float32], piece: Piece, names: Sequence[str]) -> NDArray[np.float32]:
-        """The encoded rows of a piece without them; the same array if there are none. `names`: each input's column."""
-        found = np.abs(inputs) > DEVIATIONS
-        if not found.any():
-            return inputs
-        row, i = np.argwhere(found)[0].tolist()
-        value = piece.columns[names[i]][row]
-        place = f"{piece.place(row)}, column {names[i]!r}"
-        what = "a number" if np.ndim(value) else str(value)
-        beyond = f"more than {DEVIATIONS:,.0f} standard deviations from what was learned"
-        if self._strict:
-            bad(self._path, place, f"{what} is {beyond}; --unknown learn or missing accepts it")
-        self._first = self._first or f"{place} has {what}"
-        self._count += int(found.sum())
-        return np.where(found, np.float32(0), inputs)
-
-    def notes(self) -> list[str]:
-        if not self._count:
-            return []
-        counted = "1 value is" if self._count == 1 else f"{self._count:,} values are"
-        beyond = f"more than {DEVIATIONS:,.0f} standard deviations from what was learned"
-        return [f"{counted} {beyond}, and counted as missing: {self._first}"]

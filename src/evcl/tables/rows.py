@@ -173,11 +173,7 @@ class Rows:
 
 
 def read_rows(
-    source: Source,
-    target: str | None,
-    kind: Target,
-    fitting: EncoderFitting | None = None,
-    known: Sequence[str] = (),
+    source: Source, target: str | None, kind: Target, fitting: EncoderFitting | None = None, known: Sequence[str] = ()
 ) -> Rows:
     """Read a file's targets in one pass, and fit the encoder in the same pass. `known`: the labels learned so far."""
     own = FOLDER if source.images else str(target)

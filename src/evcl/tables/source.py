@@ -56,12 +56,13 @@ class Piece:
 
     def select(self, rows: Bools) -> Piece:
         """Only these rows, bool [rows]."""
-        if rows.all():
-            return self
-        kept = np.flatnonzero(rows).tolist()
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        cells = {name: [texts[i] for i in kept] for name, texts in self.cells.items()}
-        return Piece(columns, lambda i: self.place(kept[i]), len(kept), cells)
+        return self if rows.all() else self.take(np.flatnonzero(rows))
+
+    def take(self, places: NDArray[np.int64]) -> Piece:
+        """The rows at these places, in this order."""
+        columns = {name: values[places] for name, values in self.columns.items()}
+        cells = {name: [texts[i] for i in places.tolist()] for name, texts in self.cells.items()}
+        return Piece(columns, lambda i: self.place(int(places[i])), len(places), cells)
 
 
 class Source:

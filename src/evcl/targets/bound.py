@@ -28,9 +28,7 @@ LEAST_LOG_VARIANCE = -8.0  # without a limit, the density of a constant input is
 
 
 class Bound(Energy):
-    """The negative evidence lower bound of the inputs. `samples`: the latent draws of an importance-sampled
-    `log_likelihood`.
-    """
+    """The negative evidence lower bound of the inputs. `samples`: the latent draws that estimate `log_likelihood`."""
 
     draws = True
 
@@ -92,9 +90,7 @@ class Bound(Energy):
             )
 
     def log_likelihood(self, at: Means, x: Tensor, y: Tensor, samples: int | None = None) -> Tensor:
-        """log 1/S sum_s p(x, z_s) / q(z_s | x), z_s drawn from q(z | x): at most log p(x), and equal to it
-        for large S.
-        """
+        """log 1/S sum_s p(x, z_s) / q(z_s | x), z_s drawn from q(z | x): at most log p(x), its limit for large S."""
         network, mean, r = at.network, at.weights, len(at.weights)
         vae, samples = _vae(network), samples or self.samples
         sources = [generator(seed, Purpose.IMPORTANCE, at.task, device=mean.device) for seed in at.seeds]

@@ -41,9 +41,7 @@ class Categorical(Likelihood):
         return {}
 
     def measure(self, averaged: Tensor, places: Tensor) -> Measures:
-        """How good these probabilities [N, classes] are for labels at these places [N]; those of unknown labels are
-        beyond the last.
-        """
+        """How good probabilities [N, classes] are for labels at these places [N]; beyond the last: unknown ones."""
         known = np.concatenate([averaged.cpu().double().numpy(), np.zeros((len(averaged), 1))], 1)
         right = known.argmax(1) == places.numpy()
         ece = metrics.expected_calibration_error(known, places)

@@ -41,9 +41,7 @@ class CountMoments(Moments):
 
 
 class Poisson(Values):
-    """Counts, y [..., D]: `p(y | outputs) = Poisson(y; exp(f + o))`. The outputs [..., 2 D] are f and, beside them,
-    the constant o.
-    """
+    """Counts, y [..., D]: `p(y | outputs) = Poisson(y; exp(f + o))`. Outputs [..., 2 D] are f and constants o."""
 
     name, beside, usual_tempering = "poisson", True, OF_NUMBERS
     wanted = "whole numbers of at least 0"

@@ -108,9 +108,7 @@ class Likelihood:
         raise NotImplementedError
 
     def spread(self, network: BayesianNetwork, k: int, scale: Scale) -> Tensor | None:
-        """[D]: how much the targets of head k vary; None: beyond the range of the training rows, a prediction is as
-        sure as the network is.
-        """
+        """[D]: how much the targets of head k vary; None: predictions stay as sure beyond the training rows."""
         return None
 
     def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
