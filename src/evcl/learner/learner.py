@@ -155,17 +155,17 @@ class Learner:
     @property
     def likelihood(self) -> str:
         """What the targets are: categorical, gaussian, bernoulli or poisson; without labels, the name of the energy."""
-        return self.parts.likelihood
+        return self.parts.run.likelihood.name
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the learned tasks, in order."""
-        return self.parts.tasks
+        return tuple(self.parts.session.tasks)
 
     @property
     def heads(self) -> tuple[str, ...]:
         """The names of the heads, in order. A head is named after the task it was made for."""
-        return self.parts.heads
+        return tuple(self.parts.session.heads)
 
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
         """The labels of a task's head: the columns of `predict_proba`. With task="infer", the labels of all heads."""
@@ -180,12 +180,12 @@ class Learner:
     @property
     def knows_unfamiliar(self) -> bool:
         """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
-        return self.parts.knows_unfamiliar
+        return self.parts.session.density is not None
 
     @property
     def kept(self) -> int:
         """The number of examples of earlier tasks that the learner keeps."""
-        return self.parts.kept
+        return sum(task.y.shape[1] for task in self.parts.run.kept_examples())
 
     # --- what it is, between tasks ---------------------------------------------------------------------------------
 

@@ -196,7 +196,9 @@ class Learning:
                 session.add_errors(errors, known)
             if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
                 warnings.warn(told, ForgettingWarning, stacklevel=3)
-            tasks, held = self._of_one_length(tasks, held)
+            form = self.parts.reader.call.form
+            if form is not None and form.step:
+                tasks, held = self._of_one_length(tasks, held)
             classes = session.group_of(given[0], tasks[0])
             if self.rereading is not None:
                 tasks = self._reread(self.rereading, tasks, classes)
@@ -294,9 +296,6 @@ class Learning:
 
     def _of_one_length(self, tasks: list[TaskData], held: HeldOut) -> tuple[list[TaskData], HeldOut]:
         """The tasks and validation data with their sequences padded to one length, and the kept examples too."""
-        form = self.parts.reader.call.form
-        if form is None or not form.step:
-            return tasks, held
         every = [task.x for task in (*tasks, *self.run.kept_examples())]
         columns = max(x.shape[-1] for x in every + ([] if isinstance(held, float) else [held[0]]))
         kept = self.run.memory
@@ -314,11 +313,6 @@ class Learning:
             others = set(self.session.heads[task.head]) - set(classes)
             given = {label: weight for label, weight in given.items() if label not in others}
         return weighted(data, given, classes)
-
-    def _doubt(self, predicted: Tensor, head: int) -> Tensor:
-        """[n]: how unsure these predictions are, from 0 to 1."""
-        name = next(name for name, groups in self.session.groups.items() if head in {one.number for one in groups})
-        return self.run.likelihood.doubt(predicted, self.session.scales.get(name), self.parts.draws)
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
@@ -351,7 +345,9 @@ class Learning:
             step = math.ceil(len(x) / DOUBTED)
             some = task.x if step == 1 else task.x[:, ::step]  # what is known of all rows of a frozen trunk is reused
             p = self.run.predict(some, task.head, task=task.task)[0]
-            one = density(x, self._doubt(p, task.head), room(columns, weights))
+            name = next(name for name, some in self.session.groups.items() if task.head in {one.number for one in some})
+            doubt = self.run.likelihood.doubt(p, self.session.scales.get(name), self.parts.draws)
+            one = density(x, doubt, room(columns, weights))
             found = one if found is None else found.merged(one, room(columns, weights))
         return found
 

@@ -150,7 +150,12 @@ class Reader:
             given = LABELS if self.label is None else [self.label]
             target = next(name for name in given if name in data.columns)
             return data[[name for name in data.columns if name != target]], y
-        if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_pair(data[1]) and _is_some(data[1]):
+        if (
+            isinstance(data, (tuple, list))
+            and len(data) == 2
+            and not _is_pair(data[1])
+            and not isinstance(data[1], Mapping)
+        ):
             return data[0], data[1]
         if isinstance(data, (tuple, list)) and len(data) > 2 and all(map(_is_array, data)):
             x, y, task = self._parts(tuple(data), "the data")
@@ -332,11 +337,6 @@ def _is_text(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and _is_text(value[0])
     return isinstance(value, str) or getattr(getattr(value, "dtype", None), "kind", "") in ("U", "S")
-
-
-def _is_some(y: object) -> bool:
-    """Whether this can be labels: not a batch that is a dict."""
-    return not isinstance(y, Mapping)
 
 
 def _is_pair(item: object) -> bool:

@@ -68,19 +68,9 @@ class State:
     # --- what it knows ---------------------------------------------------------------------------------------------
 
     @property
-    def likelihood(self) -> str:
-        """See `Learner.likelihood`."""
-        return self.run.likelihood.name
-
-    @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the learned tasks, in order."""
         return tuple(self.session.tasks)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The names of the heads, in order. A head is named after the task it was made for."""
-        return tuple(self.session.heads)
 
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
         """See `Learner.classes`."""
@@ -95,11 +85,6 @@ class State:
         """See `Learner.predicted_as`."""
         head, own = self.session.tasks[task], self.run.predicts_by_task or self.run.network.task_weights is not None
         return task if own else next(name for name, other in self.session.tasks.items() if other == head)
-
-    @property
-    def knows_unfamiliar(self) -> bool:
-        """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
-        return self.session.density is not None
 
     def examples(self, data: object, verb: str) -> tuple[Tensor, Any]:
         if isinstance(data, (Task, Examples)):
@@ -134,7 +119,8 @@ class State:
         asked = self._asked(task)
         heads = [head for head, _ in asked]
         parts = []
-        for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, asked), strict=True):
+        found = self.tried(checked, lambda x: [part for both in self.session.each_head(x, asked) for part in both])
+        for head, p, aleatoric in zip(heads, found[::2], found[1::2], strict=True):
             entropy = torch.special.entr(p).sum(1)
             columns = [classes.index(label) for label in self.session.heads[head]]
             wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
@@ -150,8 +136,9 @@ class State:
         tasks = np.array(names)[best.cpu().numpy()]
         p, entropy, aleatoric = (in_form(x, tensor) for tensor in chosen[:3])
         unfamiliar = self.unfamiliar(x, checked, chosen[3])
-        found = self._labels(x, chosen[0], classes)
-        return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
+        return Predictions(
+            self._labels(x, chosen[0], classes), p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar
+        )
 
     def unfamiliar(self, x: object, checked: Tensor, doubt: Tensor) -> Any:
         """How far inputs lie from everything learned from, in the form of x; None if unknown."""
@@ -252,11 +239,6 @@ class State:
                 "sample or mean_network"
             )
 
-    @property
-    def kept(self) -> int:
-        """The number of examples of earlier tasks that the learner keeps."""
-        return sum(task.y.shape[1] for task in self.run.kept_examples())
-
     def evaluate(self, tasks: Task | Iterable[Task] | None = None) -> dict[str, float]:
         """See `Learner.evaluate`."""
         if tasks is None:
@@ -323,27 +305,6 @@ class State:
             return [(head, number) for number, head in enumerate(self.session.tasks.values())]
         first = list(self.session.tasks.values())  # each head uses the weights of its first task
         return [(head, first.index(head) if self.run.predicts_by_task else None) for head in self.session.heads]
-
-    def _with_entropy(self, x: Tensor, asked: Sequence[tuple[str, int | None]]) -> list[tuple[Tensor, Tensor]]:
-        """For each head, with the weights of the task beside it: the probabilities, and the mean entropy of the
-        predictions of single draws of the weights.
-        """
-        session = self.session
-        numbers = [[group.number for group in session.groups[head]] for head, _ in asked]
-        calls = [(some, number) for some, (_, number) in zip(numbers, asked, strict=True)]
-        if all(number is None for _, number in asked):
-            calls = [([k for some in numbers for k in some], None)]
-
-        def predict(x: Tensor) -> list[Tensor]:
-            pairs = [pair for some, number in calls for pair in self.run.predict_with_entropy(x, some, number)]
-            found: list[Tensor] = []
-            for head, _ in asked:
-                own = [pairs.pop(0) for _ in session.groups[head]]
-                found += session.mixed_with_entropy(x, head, own)
-            return found
-
-        found = self.tried(x, predict)
-        return list(zip(found[::2], found[1::2], strict=True))
 
     def _likeliest(self, x: Tensor) -> Tensor | None:
         """[N]: the position of the head with the largest likelihood of each example; None if it is unknown."""

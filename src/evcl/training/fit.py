@@ -101,7 +101,8 @@ class Fitting:
             bool(self.settings.get("augment")) and fit.likelihood is None
         )  # a generator learns the images as they are
         pool = Pool(fit.data, network.classes, len(whole.mean), likelihood, augment)
-        reread = reread_task(fit, self.round, stage)
+        again = any(task.reread is not None for task in self.round.tasks)
+        reread = reread_task(fit, self.round, stage) if again else None
         chain = find_chain(network, pool.x)
         path = paths.chosen(paths.Request(network, whole, fit, pool, self.how, chain, reread is not None))
         chain = chain if path in paths.BY_HAND else None

@@ -146,9 +146,8 @@ class EagerSteps:
 
 def reread_task(fit: Fit, round_: Round, stage: int) -> TaskData | None:
     """The task of a fit whose examples are read anew; None if there is none. Refuse a fit that cannot do that."""
-    wanted = [task for task in round_.tasks if task.reread is not None]
     found = [task for task in fit.data if task.reread is not None]
-    if not wanted or (not found and (stage > 0 or fit.model is not None)):
+    if not found and (stage > 0 or fit.model is not None):
         return None
     if len(found) != 1 or fit.data[0] is not found[0] or round_.ranks is not None:
         why = "several processes share it" if round_.ranks is not None else "it chooses rows of its own to train on"

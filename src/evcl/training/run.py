@@ -472,7 +472,8 @@ class Run:
         """
         watching = observer or Observer()
         self.add_task_weights(max(task.task for task in tasks) + 1)
-        self.grow_trunk(self.rounds + 1)
+        if self.method.trunk is not None:
+            self.grow_trunk(self.rounds + 1)
         self.network.weights.task = tasks[0].task
         network, seen = self.network, self.seen
         round_ = Round(

@@ -314,14 +314,8 @@ class Session:
         run, first = self.run, {head: number for number, head in reversed(list(enumerate(self.tasks.values())))}
         scores: dict[str, list[Tensor]] = {"entropy": [], "information": []}
         right = []
-        numbers = [group.number for groups in self.groups.values() for group in groups]
-        task = None if not run.predicts_by_task else -1
-        pairs = run.predict_with_entropy(data.x, numbers) if task is None else []
-        for name, classes in self.heads.items():
-            own = [group.number for group in self.groups[name]]
-            mine = pairs[: len(own)] if task is None else run.predict_with_entropy(data.x, own, first[name])
-            pairs = pairs[len(own) :]
-            p, aleatoric = self.mixed_with_entropy(data.x, name, mine)
+        asked = [(name, first[name] if run.predicts_by_task else None) for name in self.heads]
+        for (p, aleatoric), classes in zip(self.each_head(data.x, asked), self.heads.values(), strict=True):
             entropy = torch.special.entr(p).sum(2)
             most = math.log(max(2, len(classes)))
             scores["entropy"].append(-entropy / most)
@@ -331,7 +325,7 @@ class Session:
             right.append(p.argmax(2) == wanted)
         if not run.method.bayesian:
             del scores["information"]  # without draws of the weights, there is none
-        every = run.evidence(data.x, numbers)
+        every = run.evidence(data.x, [group.number for groups in self.groups.values() for group in groups])
         if every is not None:
             sizes = [len(groups) for groups in self.groups.values()]
             scores["likelihood"] = [part.logsumexp(2) for part in every.split(sizes, 2)]
@@ -342,6 +336,17 @@ class Session:
             unknown = torch.stack(each).isnan().any(2).any(0)
             found[how] = torch.where(unknown, torch.nan, accuracy).cpu()
         return found
+
+    def each_head(self, x: Tensor, asked: Sequence[tuple[str, int | None]]) -> list[tuple[Tensor, Tensor]]:
+        """For each of these heads, with the weights of the task beside it: the probabilities [R, N, classes], and the
+        mean entropy of the predictions of single draws of the weights, [R, N].
+        """
+        numbers = [[group.number for group in self.groups[head]] for head, _ in asked]
+        calls = list(zip(numbers, (task for _, task in asked), strict=True))
+        if all(task is None for _, task in asked):
+            calls = [([k for some in numbers for k in some], None)]
+        pairs = iter([pair for some, task in calls for pair in self.run.predict_with_entropy(x, some, task)])
+        return [self.mixed_with_entropy(x, head, [next(pairs) for _ in self.groups[head]]) for head, _ in asked]
 
     def mixed(self, x: Tensor, name: str, each: Sequence[Tensor]) -> Tensor:
         """[R, N, classes of a head]: the sum over the head's groups of p(g | x) p(y | x, g), from the predictions of
