@@ -18,7 +18,7 @@ from evcl import experiments
 from evcl._core.errors import EvclError, missing
 
 OPTIONAL = [
-    "PIL", "filelock", "matplotlib", "msgspec", "platformdirs", "plotly", "pyarrow", "ray", "requests", "rich",
+    "PIL", "filelock", "matplotlib", "msgspec", "platformdirs", "pyarrow", "ray", "requests", "rich",
     "sklearn", "tensorboard", "typer",
 ]  # fmt: skip
 
@@ -167,7 +167,7 @@ def test_what_ends_in_a_report_asks_for_its_packages_first(evcl, monkeypatch, tm
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, out, err = evcl(*arguments)
     assert (status, out) == (1, "")
-    assert err == "evcl: figures and the page need matplotlib and plotly: pip install 'evcl[report]'\n"
+    assert err == "evcl: figures and the page need matplotlib and Jinja2: pip install 'evcl[report]'\n"
     assert not list(tmp_path.iterdir())
 
 

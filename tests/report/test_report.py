@@ -102,8 +102,8 @@ def test_a_benchmark_is_reported_by_its_own_score(tmp_path, score, label, unit):
     assert f"characters, 3 tasks: {label}" in mixed
     written = write_report(write(tmp_path, ours, other))
     text = (tmp_path / "index.html").read_text()
-    assert "accuracy" not in text.partition("<main")[2].partition('id="data"')[0].lower()
-    assert f'"title":"{label}"' in text
+    assert "accuracy" not in text.partition("<main")[2].partition("<script>")[0].lower()
+    assert f">{label}</text>" in text
     # three figures in three formats; three tables (all benchmarks, this one, matrices) and the differences, twice each
     assert len(written) == 9 + 8 + 2
 
@@ -484,8 +484,8 @@ def test_names_are_only_names(tmp_path):
     text = written[-1].read_text("utf-8")
     assert "<script>alert" not in text
     assert "</script>alert" not in text
-    assert '"onload="x' not in text.replace('\\"onload=\\"x', "")  # in the data it is quoted as JSON
-    assert text.count("<script") == 3
+    assert re.search(r'<[a-z][^<>]*"onload="x', text) is None
+    assert text.count("<script") == 1
     assert "&lt;script&gt;alert(1)" in text
 
 
@@ -510,10 +510,10 @@ def test_a_result_without_accuracies_is_not_reported(tmp_path):
         find_results(tmp_path)
 
 
-def test_the_report_loads_plotly_and_matplotlib_when_it_draws():
-    code = "import sys, evcl.report; print([m for m in ('plotly', 'matplotlib') if m in sys.modules])"
+def test_the_report_loads_matplotlib_when_it_draws():
+    code = "import sys, evcl.report; print('matplotlib' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert found.stdout.strip() == "False"
 
 
 def test_a_report_is_made_without_torch(tmp_path):

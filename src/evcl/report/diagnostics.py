@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evcl.report.figures import SOFT, WIDTH, _legend, _settled, _style, _text
+from evcl.report.figures import SOFT, WIDTH, Draw, Sheet, key, said, settled, style
 from evcl.report.results import Group, Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
+FEW_NAMED = 6  # with more points, the page names only some
 LEAST = 0.002  # bins with a smaller share of the predictions are left out: they say little
 
 
@@ -57,30 +58,37 @@ def has_memory(group: Group) -> bool:
     return not group.is_stream and len(sizes) > 1
 
 
-def reliability_figure(group: Group) -> Figure | None:
-    """How often predictions are right, against how sure they are; None if no result has it."""
-    from matplotlib.figure import Figure
-
+def reliability_figure(group: Group, page: bool = False) -> Figure | None:
+    """How often predictions are right, against how sure they are; None if no result has it. Points on the page are as
+    large as their share of the predictions.
+    """
     if not has_reliability(group):
         return None
-    with _style():
-        figure = Figure(figsize=(0.75 * WIDTH, 3.0), layout="constrained")
-        axes = figure.subplots()
+    with style(page):
+        sheet = Sheet((0.75 * WIDTH, 3.0), page=page)
+        (axes,) = sheet.panels
         axes.plot([0, 100], [0, 100], color=SOFT, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
         for line in group.lines:
             found = reliability(line)
             if found is not None:
-                axes.plot(
-                    100 * found.confidence, 100 * found.accuracy, color=line.style.light, marker=line.style.marker,
-                    markersize=4 * line.style.size, markeredgecolor="white", markeredgewidth=0.5, linewidth=1.1,
-                )  # fmt: skip
+                x, y, share = 100 * found.confidence, 100 * found.accuracy, 100 * found.share
+                texts = [
+                    f"{line.label}\n{p:.1f} % sure: {right:.1f} % right\n{part:.1f} % of the predictions"
+                    for p, right, part in zip(x, y, share, strict=True)
+                ]
+                (curve,) = axes.plot(x, y, linewidth=1.1, **{**sheet.look(line, 4), **({"marker": ""} if page else {})})
+                sheet.mark(curve, line)
+                if page:
+                    sizes, color = (line.style.size * (4 + np.sqrt(share))) ** 2, line.style.light
+                    points = axes.scatter(x, y, sizes, color, marker=line.style.marker, ec="w", lw=0.5, zorder=3)
+                    sheet.mark(points, line, texts, extra=True)
         axes.set_xlabel("probability of the predicted class (%)")
         axes.set_ylabel("right predictions (%)")
         axes.set_xlim(*confidence_range(group))
         axes.set_ylim(0, 102)
-        axes.set_title(_text(group.name), loc="left", fontweight="bold")
-        _legend(figure, group, below=False)
-        return _settled(figure)
+        sheet.title(group)
+        key(sheet, group, below=False)
+        return settled(sheet.figure)
 
 
 def confidence_range(group: Group) -> tuple[float, float]:
@@ -89,35 +97,42 @@ def confidence_range(group: Group) -> tuple[float, float]:
     return max(0.0, 100 * float(min(found, default=0.0)) - 3), 102
 
 
-def memory_figure(group: Group) -> Figure | None:
-    """The score after the last task against what the method keeps; None if there is nothing to compare."""
-    from matplotlib.figure import Figure
-
+def memory_figure(group: Group, page: bool = False) -> Figure | None:
+    """The score after the last task against what the method keeps; None if there is nothing to compare. The page names
+    the methods that no other beats in both.
+    """
     if not has_memory(group):
         return None
-    with _style():
-        figure = Figure(figsize=(0.75 * WIDTH, 2.8), layout="constrained")
-        axes = figure.subplots()
-        for line in group.lines:
-            kept, found = size(line), line.result.measure(line.result.score)
-            if kept is not None and found.mean is not None:
-                scale = group.score.scale
-                axes.errorbar(
-                    kept, scale * found.mean, yerr=scale * (found.std or 0), color=line.style.light, linewidth=1.0,
-                    marker=line.style.marker, markersize=5 * line.style.size, markeredgecolor="white",
-                    markeredgewidth=0.5,
-                )  # fmt: skip
+    points = [
+        (kept, group.score.scale * mean, group.score.scale * (found.std or 0), line)
+        for line in group.lines
+        if (kept := size(line)) is not None
+        and (mean := (found := line.result.measure(line.result.score)).mean) is not None
+    ]
+    with style(page):
+        sheet = Sheet((0.75 * WIDTH, 2.8), page=page)
+        (axes,) = sheet.panels
+        for kept, mean, spread, line in points:
+            drawn = axes.errorbar(kept, mean, yerr=spread, linewidth=1.0, **sheet.look(line, 5))
+            text = f"{line.label}\n{said(mean, spread or None, 2)}\n{kept:.3g} MB"
+            for artist in drawn.get_children():
+                sheet.mark(artist, line, [text])
+            beaten = any(one[0] <= kept and one[1] >= mean and one[3] is not line for one in points)
+            if page and (len(points) <= FEW_NAMED or not beaten):
+                name = axes.annotate(line.label, (kept, mean), (7, 0), textcoords="offset points", va="center")
+                sheet.mark(name, line, extra=True)
         axes.set_xscale("log")
         axes.minorticks_off()
-        ticks = size_ticks([kept for line in group.lines if (kept := size(line)) is not None])
+        axes.margins(x=0.12)
+        ticks = size_ticks([kept for kept, *_ in points])
         axes.set_xticks(
             ticks, [f"{tick:g}" for tick in ticks]
         )  # matplotlib's own labels need its mathtext, which is off
         axes.set_xlabel("kept after the last task (MB, logarithmic)")
         axes.set_ylabel(group.score.title)
-        axes.set_title(_text(group.name), loc="left", fontweight="bold")
-        _legend(figure, group, below=False)
-        return _settled(figure)
+        sheet.title(group)
+        key(sheet, group, below=False)
+        return settled(sheet.figure)
 
 
 def size_ticks(sizes: Sequence[float]) -> list[float]:
@@ -130,4 +145,4 @@ def size_ticks(sizes: Sequence[float]) -> list[float]:
     return found if len(found) > 1 else sorted({float(f"{one:.2g}") for one in (low, high)})
 
 
-DIAGNOSTICS = {"-reliability": reliability_figure, "-memory": memory_figure}
+DIAGNOSTICS: dict[str, Draw] = {"-reliability": reliability_figure, "-memory": memory_figure}

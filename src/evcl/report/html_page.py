@@ -7,21 +7,31 @@ and window width, and works offline.
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
+import io
+import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from evcl._core.version import __version__
 from evcl.experiments.known import known_benchmark
 from evcl.report import diagnostics, figures, runs, streams, tables
 from evcl.report.cells import best_note
-from evcl.report.figures import MOST_POINTS, enlarged, measures
 from evcl.report.published import WHY
 from evcl.report.results import Group, Line, scenarios, series
+from evcl.report.styles import BACK, INK, Style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SVG = "http://www.w3.org/2000/svg"
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 MANY = 8  # matrices that are shown at once; the others are folded away
 
@@ -30,25 +40,14 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
     """The HTML of a page that shows results grouped by benchmark. `made`: the date that it shows."""
     styles = series(groups.values())
     numbers = {label: number for number, label in enumerate(styles)}
-    data: dict[str, list[Any]] = {
-        "series": [
-            {"label": label, "light": s.light, "dark": s.dark, "symbol": s.symbol, "size": s.size}
-            for label, s in styles.items()
-        ],
-        "figures": [],
-    }
-    places: dict[str, dict[str, int]] = {}  # of a group's figures among all, by their kind
     compared = scenarios(groups.values())
-    for name, drawn in [
-        *((group.slug, _drawn(group, numbers)) for group in groups.values()),
-        *((f"scenarios {name}", [_scenarios(some, numbers)]) for name, some in compared.items()),
-    ]:
-        places[name] = {one["kind"]: len(data["figures"]) + i for i, one in enumerate(drawn)}
-        data["figures"] += drawn
-    script, (plotly, packed) = _asset("page.js"), _plotly()
-    # Only these two scripts may run, and nothing may be downloaded: even an unescaped name in a result is harmless.
+    drawn = {group.slug: drawn_figures(group, numbers) for group in groups.values()}
+    drawn |= {f"scenarios {name}": {"measures": inline(figures.scenario_figure(some), numbers, f"{name} scenarios")}
+              for name, some in compared.items()}  # fmt: skip
+    script = _asset("page.js")
+    # Only this script may run, and nothing may be downloaded: even an unescaped name in a result is harmless.
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}' '{plotly}'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     return _template().render(  # type: ignore[no-any-return]
@@ -56,9 +55,9 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
         made=made,
         version=__version__,
         groups=list(groups.values()),
-        places=places,
+        drawn=drawn,
+        ranked={group.slug: [numbers[label] for label in _ranked(group)] for group in groups.values()},
         scenarios=compared,
-        diagnostics=diagnostics,
         best=best_note(line for group in groups.values() for line in group.lines).replace("**", ""),
         many=MANY,
         styles=styles,
@@ -71,21 +70,75 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
         why=WHY,
         isfinite=math.isfinite,
         has_published=any(group.has_published for group in groups.values()),
-        data=data,
         policy=policy,
-        packed=packed,
         script=script,
-        css=_asset("page.css"),
+        css=_asset("page.css") + _colours(styles.values()),
     )
 
 
-@cache
-def _plotly() -> tuple[str, str]:
-    """The hash of plotly.js, and plotly.js compressed from 5 MB to 2 MB; the browser decompresses it."""
-    from plotly.offline import get_plotlyjs
+def drawn_figures(group: Group, numbers: Mapping[str, int]) -> dict[str, str]:
+    """The figures of a group as SVG, by their kind."""
+    known = streams.STREAM_FIGURES if group.is_stream else figures.FIGURES
+    made = {suffix[1:] or "curves": draw(group, True) for suffix, draw in {**known, **diagnostics.DIAGNOSTICS}.items()
+            if suffix != "-matrices"}  # fmt: skip
+    return {
+        kind: inline(figure, numbers, f"{group.slug} {kind}") for kind, figure in made.items() if figure is not None
+    }
 
-    script: str = get_plotlyjs()
-    return _hash(script), base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+
+def inline(figure: Figure, numbers: Mapping[str, int], name: str) -> str:
+    """A figure as SVG within the page: what shows a method has its number, and says what it shows when pointed at; the
+    colours are variables, which the theme gives a value.
+    """
+    written = io.StringIO()
+    with figures.style(page=True):
+        import matplotlib
+
+        matplotlib.rcParams["svg.hashsalt"] = name  # ids are unique within the page
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    root = ElementTree.fromstring(written.getvalue())
+    width = float(root.attrib["viewBox"].split()[2]) / 72
+    root.attrib = {"viewBox": root.attrib["viewBox"], "style": f"max-width:{width:.3g}in;min-width:{0.7 * width:.3g}in"}
+    for gone in (f"{{{SVG}}}metadata", f"{{{SVG}}}defs"):  # the latter sets the joints of all lines of the page
+        for one in root.findall(gone):
+            if one.find(f"{{{SVG}}}style") is not None or gone.endswith("metadata"):
+                root.remove(one)
+    for element in list(root.iter(f"{{{SVG}}}g")):
+        marked = element.attrib.pop("id", "")
+        if marked.startswith("["):
+            _say(element, numbers, *json.loads(marked))
+    text = ElementTree.tostring(root, "unicode").replace(f'xmlns="{SVG}" ', "")
+    return re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda found: f"var(--x{found[0][1:]})", text)
+
+
+def _say(element: ElementTree.Element, numbers: Mapping[str, int], label: str, extra: bool, texts: list[str]) -> None:
+    """Number the artist of a method, and give it, or each of its points, the text that is shown when pointed at."""
+    element.attrib |= {"data-series": str(numbers[label]), "class": "extra" if extra else "line"}
+    if texts and texts[0].startswith(f"{label}, published\n"):
+        element.attrib["class"] = "extra published"
+    hidden = {id(part) for defs in element.iter(f"{{{SVG}}}defs") for part in defs.iter()}
+    points = [part for part in element.iter(f"{{{SVG}}}use") if id(part) not in hidden]
+    points = points or [part for part in element.iter(f"{{{SVG}}}path") if id(part) not in hidden]
+    for part, text in zip(points, texts, strict=False) if len(points) == len(texts) else ():
+        ElementTree.SubElement(part, f"{{{SVG}}}title").text = text
+    title = ElementTree.Element(f"{{{SVG}}}title")
+    title.text = label
+    element.insert(0, title)
+
+
+def _colours(styles: Iterable[Style]) -> str:
+    """The colours of figures in a light and a dark theme."""
+    themes: dict[str, str] = {}
+    for theme, background in BACK.items():
+        named = {
+            INK["light"]: INK[theme],
+            "#ffffff": background,
+            figures.SOFT: "var(--soft)",
+            figures.GRID: "var(--line)",
+        }
+        named |= {style.light.lower(): getattr(style, theme) for style in styles}
+        themes[theme] = ":root{" + "".join(f"--x{one[1:]}:{value};" for one, value in named.items()) + "}"
+    return f"{themes['light']}@media (prefers-color-scheme: dark){{{themes['dark']}}}"
 
 
 @cache
@@ -96,7 +149,6 @@ def _template() -> Any:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     environment.filters["only_last"] = figures.only_last
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_asset("page.html.j2"))
 
 
@@ -106,23 +158,6 @@ def _asset(name: str) -> str:
 
 def _hash(script: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-# --- the data of the figures ---------------------------------------------------------------------------------------
-
-
-def _drawn(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The figures of a group."""
-    found = streams.page_figures(group, numbers) if group.is_stream else _figures(group, numbers)
-    if diagnostics.has_reliability(group):
-        found.append(_reliability(group, numbers))
-    if diagnostics.has_memory(group):
-        found.append(_memory(group, numbers))
-    ranks = {numbers[label]: rank for rank, label in enumerate(_ranked(group))}
-    for figure in found:
-        for line in figure["lines"]:
-            line["rank"] = ranks[line["series"]]
-    return found
 
 
 def _ranked(group: Group) -> list[str]:
@@ -137,82 +172,3 @@ def _ranked(group: Group) -> list[str]:
         return math.inf if found is None or found.mean is None else -better * found.mean
 
     return [line.label for line in sorted(group.lines, key=place)]
-
-
-def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    scale, shown = group.score.scale, measures(group)
-    first = {line.result.method: line.label for line in reversed([line for line in group.lines if line.published])}
-    curves = []
-    for line in group.lines:
-        mean, spread = line.curve
-        show = first.get(line.result.method) == line.label  # only once per method
-        points = list(line.curves) if 1 < len(line.curves) <= MOST_POINTS else []
-        curves.append(
-            {
-                "series": numbers[line.label],
-                "mean": _numbers(scale * mean),
-                "sd": _numbers(scale * spread),
-                "seeds": [_numbers(scale * one) for one in points],
-                "published": _numbers([100 * v for v in line.published]) if show and line.published else None,
-            }
-        )
-    measured = [
-        {"series": numbers[line.label], "values": [_measure(line, name, each) for name, _, each in shown]}
-        for line in group.lines
-    ]
-    zoom = enlarged(group)
-    return [
-        {
-            "kind": "curves",
-            "lines": curves,
-            "enlarged": None if zoom is None else _numbers(zoom),
-            "title": group.score.title,
-            "most": group.score.most if math.isfinite(group.score.most) else None,
-        },
-        {"kind": "measures", "lines": measured, "measures": [title for _, title, _ in shown]},
-    ]
-
-
-def _reliability(group: Group, numbers: Mapping[str, int]) -> dict[str, Any]:
-    lines = []
-    for line in group.lines:
-        found = diagnostics.reliability(line)
-        if found is not None:
-            parts = {name: _numbers(100 * values) for name, values in found._asdict().items()}
-            lines.append({"series": numbers[line.label], **parts})
-    return {"kind": "reliability", "lines": lines, "range": _numbers(diagnostics.confidence_range(group))}
-
-
-def _memory(group: Group, numbers: Mapping[str, int]) -> dict[str, Any]:
-    lines = []
-    for line in group.lines:
-        kept, found = diagnostics.size(line), _measure(line, line.result.score, group.score.scale)
-        if kept is not None and found is not None:
-            lines.append({"series": numbers[line.label], "kept": round(kept, 6), **found})
-    return {"kind": "memory", "lines": lines, "title": group.score.title}
-
-
-def _scenarios(groups: list[Group], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """The score in each scenario, a panel each."""
-    labels = dict.fromkeys(line.label for group in groups for line in group.lines)
-    lines = []
-    for label in labels:
-        each = [next((line for line in group.lines if line.label == label), None) for group in groups]
-        values = [
-            None if x is None else _measure(x, x.result.score, g.score.scale) for x, g in zip(each, groups, strict=True)
-        ]
-        lines.append({"series": numbers[label], "values": values, "rank": 0})
-    names = [f"{group.scenario_name}{f' ({group.score.unit})' if group.score.unit else ''}" for group in groups]
-    return {"kind": "measures", "lines": lines, "measures": names, "score": True}
-
-
-def _measure(line: Line, measure: str, scale: float) -> dict[str, Any] | None:
-    found = line.result.measure(measure)
-    if found.mean is None:
-        return None
-    spread = None if found.std is None else round(scale * found.std, 5)
-    return {"mean": round(scale * found.mean, 5), "sd": spread, "seeds": _numbers([scale * v for v in found.measured])}
-
-
-def _numbers(values: Any) -> list[float | None]:
-    return [round(float(v), 5) if math.isfinite(v) else None for v in values]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evcl.experiments.result import StreamMeasures
 from evcl.report.cells import BEST, Cell, Column, Table, escaped, plus_minus
-from evcl.report.figures import SOFT, WIDTH, _settled, _style, _text
+from evcl.report.figures import SOFT, WIDTH, Axes, Draw, Panel, Sheet, said, settled, side_by_side, style
 from evcl.report.results import Group, Line
 from evcl.report.runs import command, machine, seeds
 from evcl.report.tables import _cells, _sentence, megabytes
@@ -162,100 +161,91 @@ def streams_markdown(groups: list[Group], title: str) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-# --- the figure for print --------------------------------------------------------------------------------------------
+# --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def stream_figure(group: Group) -> Figure:
+def stream_figure(group: Group, page: bool = False) -> Figure:
     """Windowed accuracy and log-loss (of numbers, RMSE and NLL) over the rows, a line per method.
 
     Bands are one standard deviation over the seeds. Ticks below are alarms, those of a method in its colour; dashed
-    lines are rows at which the stream is known to change.
+    lines are rows at which the stream is known to change. On the page, the axes fit the better half of the methods.
     """
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
 
-    with _style():
+    with style(page):
         names = drawn(group)
-        figure = Figure(figsize=(WIDTH, 0.6 + 1.5 * max(1, len(names))), layout="constrained")
-        panels = figure.subplots(max(1, len(names)), 1, sharex=True, squeeze=False)[:, 0]
+        sheet = Sheet((WIDTH, 0.6 + 1.5 * max(1, len(names))), rows=max(1, len(names)), page=page)
+        panels = sheet.panels
         for panel, name in zip(panels, names, strict=False):
             for depth, line in enumerate(group.lines):
-                ends, mean, spread = curve(line, name)
-                panel.plot(ends, mean, color=line.style.light, linewidth=1.2, zorder=4 - depth / len(group.lines))
-                if np.isfinite(spread).all():
-                    panel.fill_between(ends, mean - spread, mean + spread, color=line.style.light, alpha=0.13, lw=0)
+                _course(sheet, panel, line, name, 4 - depth / len(group.lines))
             for row in changes(group):
                 panel.axvline(row, color=SOFT, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
             panel.set_ylabel(SHOWN[name].name)
             panel.margins(x=0.01)
+            if page:
+                panel.set_ylim(*fitted(group, name))
         warned = [line for line in group.lines if any(block(line).alarms)]
         low, high = panels[0].get_ylim()
         room = 0.02 + 0.07 * len(warned)  # for the ticks, as a fraction of the panel
         panels[0].set_ylim(low - (high - low) * room / (1 - room) if warned else low, high)
         for place, line in enumerate(warned):
-            rows = sorted({alarm.row for alarms in block(line).alarms for alarm in alarms})
+            columns: dict[int, str] = {}
+            for alarm in sorted((one for alarms in block(line).alarms for one in alarms), key=lambda one: one.row):
+                columns[alarm.row] = ", ".join(alarm.columns[:3])
             height = 0.02 + 0.07 * place
-            panels[0].vlines(rows, height, height + 0.06, transform=panels[0].get_xaxis_transform(),
-                             color=line.style.light, linewidth=1.4, zorder=5)  # fmt: skip
+            ticks = panels[0].vlines(list(columns), height, height + 0.06, line.style.light, linewidth=1.4, zorder=5,
+                                     transform=panels[0].get_xaxis_transform())  # fmt: skip
+            sheet.mark(ticks, line, [f"{line.label}: alarm\nrow {row:,}\n{why}" for row, why in columns.items()])
         panels[-1].set_xlabel("rows")
         panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        panels[0].set_title(_text(group.name), loc="left", fontweight="bold")
-        handles = [Line2D([], [], color=line.style.light) for line in group.lines]
-        labels = [_text(line.label) for line in group.lines]
+        sheet.title(group)
+        handles = [(Line2D([], [], color=line.style.light), line.label) for line in group.lines]
         if warned:
-            handles.append(Line2D([], [], color=SOFT, marker="|", markersize=6, markeredgewidth=1.4, linestyle=""))
-            labels.append("alarm")
+            tick = Line2D([], [], color=SOFT, marker="|", markersize=6, markeredgewidth=1.4, linestyle="")
+            handles.append((tick, "alarm"))
         if changes(group):
-            handles.append(Line2D([], [], color=SOFT, linewidth=0.8, linestyle=(0, (3, 2))))
-            labels.append("known change")
-        figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=6, handlelength=1.8)
-        return _settled(figure)
+            handles.append((Line2D([], [], color=SOFT, linewidth=0.8, linestyle=(0, (3, 2))), "known change"))
+        sheet.legend(handles, loc="outside lower center", ncols=6, handlelength=1.8)
+        return settled(sheet.figure)
 
 
-STREAM_FIGURES = {"": stream_figure}
+def _course(sheet: Sheet, panel: Axes, line: Line, name: str, order: float) -> None:
+    """A measure of one method over the rows."""
+    ends, mean, spread = curve(line, name)
+    (drawn_line,) = panel.plot(ends, mean, color=line.style.light, linewidth=1.2, zorder=order)
+    sheet.mark(drawn_line, line)
+    if np.isfinite(spread).all():
+        band = panel.fill_between(ends, mean - spread, mean + spread, color=line.style.light, alpha=0.13, lw=0)
+        sheet.mark(band, line, extra=True)
+    if sheet.page:  # what is said where a line is pointed at
+        each = zip(ends, mean, spread, strict=True)
+        texts = [f"{line.label}\nup to row {row:,.0f}: {said(value, sd, 3)}" for row, value, sd in each]
+        sheet.mark(panel.plot(ends, mean, "o", markersize=7, alpha=0, zorder=6)[0], line, texts)
 
 
-# --- the data of the page's figures ----------------------------------------------------------------------------------
+def fitted(group: Group, name: str) -> tuple[float, float]:
+    """The range of the better half of the lines, and as much again on either side if there is something there."""
+    means = [values[np.isfinite(values)] for values in (curve(line, name)[1] for line in group.lines)]
+    known = sorted((values for values in means if len(values)), key=lambda v: -SHOWN[name].better * v.mean())
+    if not known:
+        return 0.0, 1.0
+    half, every = np.concatenate(known[: (len(known) + 2) // 2]), np.concatenate(known)
+    low, high = half.min(), half.max()
+    low, high = max(every.min(), 2 * low - high), min(every.max(), 2 * high - low)
+    margin = 0.05 * (high - low) or 0.5
+    return float(low - margin), float(high + margin)
 
 
-def page_figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The two figures of a stream: measures over the rows, with alarms, and the measures over all rows."""
-    lines = []
-    for line in group.lines:
-        curves = [curve(line, name) for name in drawn(group)]
-        lines.append(
-            {
-                "series": numbers[line.label],
-                "rows": [int(row) for row in (curves[0][0] if curves else ())],
-                "mean": [_numbers(mean) for _, mean, _ in curves],
-                "sd": [_numbers(spread) for _, _, spread in curves],
-                "alarms": [
-                    {"row": alarm.row, "columns": alarm.columns[:3]}
-                    for alarms in block(line).alarms
-                    for alarm in alarms
-                ],
-            }
-        )
+def stream_measures_figure(group: Group, page: bool = False) -> Figure:
+    """The measures over all rows that have no curve of their own: mean, standard deviation, and each seed."""
     names = [name for name in measured(group) if name not in ("rmse", "accuracy")]
-    measures = [
-        {"series": numbers[line.label], "values": [_measure(block(line), name) for name in names]}
-        for line in group.lines
+    panels = [
+        Panel(SHOWN[name].name, SHOWN[name].scale, [block(line).measures.get(name) for line in group.lines])
+        for name in names
     ]
-    shown, better = [SHOWN[name].name for name in drawn(group)], [SHOWN[name].better for name in drawn(group)]
-    return [
-        {"kind": "stream", "lines": lines, "measures": shown, "changes": changes(group), "better": better},
-        {"kind": "measures", "lines": measures, "measures": [SHOWN[name].name for name in names]},
-    ]
+    return side_by_side(group, group.lines, panels, page)
 
 
-def _measure(found: StreamMeasures, name: str) -> dict[str, Any] | None:
-    summary, scale = found.measures.get(name), SHOWN[name].scale
-    if summary is None or summary.mean is None:
-        return None
-    spread = None if summary.std is None else round(scale * summary.std, 5)
-    return {"mean": round(scale * summary.mean, 5), "sd": spread, "seeds": _numbers(scale * np.array(summary.measured))}
-
-
-def _numbers(values: Any) -> list[float | None]:
-    return [round(float(v), 5) if math.isfinite(v) else None for v in values]
+STREAM_FIGURES: dict[str, Draw] = {"": stream_figure, "-measures": stream_measures_figure}

@@ -11,12 +11,11 @@ BACK = {"light": "#ffffff", "dark": "#0f1318"}
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn: its colour on a light and a dark background; its marker in matplotlib, plotly and text."""
+    """How a method is drawn: its colour on a light and a dark background; its marker in figures and in text."""
 
     light: str
     dark: str
     marker: str
-    symbol: str
     sign: str
 
     @property
@@ -32,15 +31,15 @@ class Style:
 # the distinction. Related methods have related colours: VCL and its coresets are orange to red. The order is that of
 # the tables.
 STYLES = {
-    "evcl": Style("#0068B8", "#4B9EFC", "o", "circle", "●"),
-    "vcl": Style("#CF811A", "#EBA346", "s", "square", "■"),
-    "vcl-random-coreset": Style("#C5430A", "#C7825A", "^", "triangle-up", "▲"),
-    "vcl-kcenter-coreset": Style("#8A1420", "#DC3700", "v", "triangle-down", "▼"),
-    "ewc": Style("#3DA37F", "#9BD3A4", "D", "diamond", "◆"),
-    "random-coreset": Style("#004C66", "#407B74", "P", "cross", "✚"),
-    "kcenter-coreset": Style("#8C84E6", "#8857CC", "X", "x", "✖"),
-    "naive": Style("#8A6277", "#B794A5", "p", "pentagon", "⬟"),
-    "joint": Style(INK["light"], INK["dark"], "*", "star", "★"),
+    "evcl": Style("#0068B8", "#4B9EFC", "o", "●"),
+    "vcl": Style("#CF811A", "#EBA346", "s", "■"),
+    "vcl-random-coreset": Style("#C5430A", "#C7825A", "^", "▲"),
+    "vcl-kcenter-coreset": Style("#8A1420", "#DC3700", "v", "▼"),
+    "ewc": Style("#3DA37F", "#9BD3A4", "D", "◆"),
+    "random-coreset": Style("#004C66", "#407B74", "P", "✚"),
+    "kcenter-coreset": Style("#8C84E6", "#8857CC", "X", "✖"),
+    "naive": Style("#8A6277", "#B794A5", "p", "⬟"),
+    "joint": Style(INK["light"], INK["dark"], "*", "★"),
 }
 # The methods' names as in the paper.
 NAMES = {
@@ -83,12 +82,12 @@ NAMES = {
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (
-    Style("#6B7F00", "#B5C545", "h", "hexagon", "⬢"),
-    Style("#D0349B", "#FF7AC8", "<", "triangle-left", "◀"),
-    Style("#7A5230", "#C49A6C", ">", "triangle-right", "▶"),
-    Style("#5E6B7E", "#93A4BC", "d", "diamond-tall", "♦"),
-    Style("#0A7F8C", "#4FC3D0", "H", "hexagon2", "⬣"),
-    Style("#8E44C4", "#C48CF0", "8", "octagon", "◉"),
+    Style("#6B7F00", "#B5C545", "h", "⬢"),
+    Style("#D0349B", "#FF7AC8", "<", "◀"),
+    Style("#7A5230", "#C49A6C", ">", "▶"),
+    Style("#5E6B7E", "#93A4BC", "d", "♦"),
+    Style("#0A7F8C", "#4FC3D0", "H", "⬣"),
+    Style("#8E44C4", "#C48CF0", "8", "◉"),
 )
 
 
@@ -106,6 +105,6 @@ def assign(names: Iterable[tuple[str, str]]) -> dict[str, Style]:
         else:
             turns, place = divmod(spared, len(SPARE))
             mark = SPARE[(place + turns) % len(SPARE)]  # once all colours are used, repeat them with other markers
-            found[label] = replace(SPARE[place], marker=mark.marker, symbol=mark.symbol, sign=mark.sign)
+            found[label] = replace(SPARE[place], marker=mark.marker, sign=mark.sign)
             spared += 1
     return found

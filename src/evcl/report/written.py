@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from evcl._core.errors import EvclError, extra
@@ -22,9 +21,9 @@ LOCK = ".evcl-report.lock"  # in the folder while a report is written
 
 def check_installed() -> None:
     """Make sure, before hours of training, that figures and the page can be drawn."""
-    with extra("report", "figures and the page need matplotlib and plotly"):
+    with extra("report", "figures and the page need matplotlib and Jinja2"):
+        import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
-        import plotly  # noqa: F401
 
 
 def write_report(folder: Path, title: str = "Continual learning with evcl", made: str = "") -> list[Path]:
@@ -47,7 +46,7 @@ def _written(folder: Path, groups: dict[str, Group], title: str, made: str) -> l
     written: list[Path] = []
     for group in groups.values():
         for suffix, draw in {**(STREAM_FIGURES if group.is_stream else FIGURES), **DIAGNOSTICS}.items():
-            figure = draw(group)
+            figure = draw(group, False)
             for kind in KINDS if figure is not None else ():
                 assert figure is not None
                 written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
@@ -55,17 +54,21 @@ def _written(folder: Path, groups: dict[str, Group], title: str, made: str) -> l
                 save_figure(figure, written[-1])
         for line in group.lines:
             if line.result.samples is not None:
-                written.append(folder / "figures" / f"{group.slug}-samples-{file_name(line.label)}.png")
-                write_atomically(written[-1], partial(_write_bytes, content=decoded(line.result.samples)))
+                place = folder / "figures" / f"{group.slug}-samples-{file_name(line.label)}.png"
+                written.append(_put(place, decoded(line.result.samples)))
     texts: dict[str, str] = {}
     for name, table in tables_of(list(groups.values())).items():
         texts |= {f"tables/{name}.csv": table.csv(), f"tables/{name}.tex": table.latex()}
-    texts |= {"tables.md": _markdown(list(groups.values()), title), "index.html": page(groups, title, made)}
-    for name, text in texts.items():
-        written.append(folder / name)
-        remove_leftovers(written[-1])
-        write_atomically(written[-1], partial(_write, text=text))
-    return written
+    tasks, streams = ([group for group in groups.values() if group.is_stream is rows] for rows in (False, True))
+    parts = [write(some, title) for write, some in ((tables_markdown, tasks), (streams_markdown, streams)) if some]
+    texts |= {"tables.md": "\n".join(parts), "index.html": page(groups, title, made)}
+    return [*written, *(_put(folder / name, text.encode()) for name, text in texts.items())]
+
+
+def _put(path: Path, content: bytes) -> Path:
+    remove_leftovers(path)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    return path
 
 
 def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
@@ -81,18 +84,3 @@ def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
             paired = paired_table(group)
             found |= {} if paired is None else {f"{group.slug}-differences": paired}
     return found
-
-
-def _markdown(groups: list[Group], title: str) -> str:
-    """The tables of tasks, and below them those of streams."""
-    tasks, streams = ([group for group in groups if group.is_stream == is_stream] for is_stream in (False, True))
-    parts = [tables_markdown(tasks, title)] if tasks else []
-    return "\n".join([*parts, *([streams_markdown(streams, title)] if streams else [])])
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, "utf-8", newline="\n")
