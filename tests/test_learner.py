@@ -48,6 +48,20 @@ def test_the_readme_in_small():
     assert "2 tasks learned" in repr(learner)
 
 
+@pytest.mark.parametrize(
+    ("method", "given", "name"),
+    [
+        ("evcl", {}, "evcl"),
+        ("evcl", {"memory": 20}, "evcl-er"),
+        ("vcl", {"memory": 20}, "vcl-er"),
+        ("naive", {"memory": 20}, "er"),
+        ("vcl", {"coreset": "kcenter"}, "vcl-kcenter-coreset"),
+    ],
+)
+def test_a_learner_is_called_what_its_settings_compose(method, given, name):
+    assert repr(evcl.Learner(evcl.nn.mlp(4, [5]), method, **given)) == f"Learner({name!r}, seed=0, 0 tasks learned)"
+
+
 @pytest.mark.parametrize("labels", [(3, 8), ("cat", "dog"), (-1, 1), (True, False)])
 def test_original_labels_come_back(labels):
     x, y = blobs(labels)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+from made_up_cells import EXPERIMENTS, programs_of
 
 from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError
@@ -21,20 +21,13 @@ from evcl.methods import METHODS
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from made_up import result
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "field"
+FOLDER = EXPERIMENTS / "field"
 
 
 @pytest.fixture
-def programs(monkeypatch):
-    """The modules of experiments/field, loaded afresh."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("field", "run", "write_tables")
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    found = [importlib.import_module(name) for name in names]
-    yield found
-    for name in names:
-        sys.modules.pop(name, None)
+def programs():
+    with programs_of("field", "field", "run", "write_tables") as found:
+        yield found
 
 
 def test_every_method_is_in_the_table_once(programs):

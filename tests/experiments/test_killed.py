@@ -1,25 +1,21 @@
-"""The command, in processes that are interrupted, terminated and killed: --resume ends with the same bytes."""
+"""The command, in processes that are interrupted and terminated: --resume ends with the same bytes. Kills at any moment
+are in tests/safety/test_kills.py.
+"""
 
 from __future__ import annotations
 
-import io
-import multiprocessing
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 
 import pytest
 import torch
 from made_up_cells import untimed
 
-from evcl.cli import main
 from evcl.experiments import configure, execute, merge, read_result
-from evcl.training import Checkpoints, Run
+from evcl.training import Checkpoints
 from evcl.training.checkpoint import newest
 
 COMMAND = ["run", "split-digits", "--tasks", "3"]
@@ -124,71 +120,6 @@ def test_a_signal_saves_and_says_how_to_go_on(seeds, how, whom, tmp_path, gone_o
     places = [(about["round"], about["learned"], about.get("stage")) for about in abouts]
     assert (0, False, 0) in places  # in the first task, which has 50 steps
     assert gone_on_with(command, tmp_path) == never_interrupted(tmp_path / "whole", seeds, 10)
-
-
-def command_in_a_process(words, begins):
-    """What `evcl` does, in a process that has loaded everything; `begins` is set when training does."""
-    made = Run.__init__
-
-    def ready(self, *args, **options):
-        begins.set()
-        made(self, *args, **options)
-
-    Run.__init__ = ready
-    Checkpoints.remove = lambda self: None  # a run that is done leaves them for the test to see
-    sys.argv, sys.stdout = ["evcl", *map(str, words)], io.StringIO()
-    main()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("kills", "epochs"), [(5, 20), pytest.param(50, 100, marks=pytest.mark.soak)], ids=["some", "many"]
-)
-def test_kill_9_at_any_moment(kills, epochs, tmp_path, gone_on_with):
-    """At moments spread over the whole run. It goes on to the weights and the result of one that was never killed."""
-    command = [*COMMAND, "--epochs", str(epochs), "--seed-list", "7", "--checkpoint-seconds", "0.02"]
-    wanted = never_interrupted(tmp_path / "whole", (7,), epochs)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["evcl.cli", "evcl.report", "sklearn.datasets"])
-
-    def begun(folder):
-        begins = context.Event()
-        words = [*command, "--out", folder / "r"]
-        process = context.Process(target=command_in_a_process, args=(words, begins))
-        process.start()
-        assert begins.wait(120)
-        return process
-
-    process, begin = begun(tmp_path / "timed"), time.monotonic()
-    process.join(600)
-    assert process.exitcode == 0
-    length = time.monotonic() - begin
-    source, landed, tried, seen = random.Random(0), 0, 0, []
-    while landed < kills:
-        tried += 1
-        assert tried <= 20 * kills
-        folder = tmp_path / str(tried)
-        process, begin = begun(folder), time.monotonic()
-        process.join(length * (landed + source.random()) / kills)
-        if process.exitcode is not None:  # done before it was killed, on a machine that others now leave alone
-            length = 0.9 * min(length, time.monotonic() - begin)
-        process.kill()
-        process.join(60)
-        landed += process.exitcode == -signal.SIGKILL
-        seen.append(_left(folder))
-        assert gone_on_with(command, folder) == wanted
-        shutil.rmtree(folder)
-    print(Counter(seen))  # noqa: T201  (shown with -s: where they were killed)
-
-
-def _left(folder):
-    """What a killed process has left: its last checkpoint's place, and whether it was writing another."""
-    files = sorted((folder / "r").glob("checkpoint/*/[0-9]*"))
-    if not files:
-        return "nothing"
-    about = newest(files[0].parent).description
-    writing = any((folder / "r").glob("checkpoint/*/.*.tmp"))
-    return f"task {about['round']}{' learned' if about['learned'] else ''}{' writing' if writing else ''}"
 
 
 @pytest.mark.soak

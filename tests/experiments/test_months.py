@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from made_up_cells import programs_of
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "experiments" / "months"
 GENERATED = ("shop", "shop-additive", "regions", "digits")  # without data to fetch
 
 
 @pytest.fixture
-def programs(monkeypatch):
-    """The modules of experiments/months, loaded afresh."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("generated", "learners", "write_table")
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield [importlib.import_module(name) for name in names]
-    for name in names:
-        sys.modules.pop(name, None)
+def programs():
+    with programs_of("months", "generated", "learners") as found:
+        yield found
 
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_stream_depends_on_its_seed_alone(programs, name):
-    streams, _, _ = programs
+    streams, _ = programs
     one, same, other = (streams.stream(name, seed) for seed in (100, 100, 101))
     for a, b, c in zip(one, same, other, strict=True):
         pd.testing.assert_frame_equal(a.train, b.train)
@@ -40,7 +30,7 @@ def test_a_stream_depends_on_its_seed_alone(programs, name):
 
 
 def test_the_shop_has_what_the_documents_say(programs):
-    streams, _, _ = programs
+    streams, _ = programs
     months = streams.stream("shop", 100)
     channels = [set(month.train["channel"]) for month in months]
     assert [sorted(b - a) for a, b in pairwise(channels)] == [[], ["social"], [], ["partner"], []]
@@ -54,7 +44,7 @@ def test_the_shop_has_what_the_documents_say(programs):
 @pytest.mark.full
 def test_new_classes_are_learned_and_old_ones_kept(programs, tmp_path):
     """A small version of the stream `digits`: above naive training, and above naive Bayes."""
-    streams, learners, _ = programs
+    streams, learners = programs
     months = [(name, train.head(120), test) for name, train, test in streams.stream("digits", 100)[:3]]
     classes = sorted({label for _, train, _ in months for label in train["label"]})
     found = {}
@@ -64,10 +54,3 @@ def test_new_classes_are_learned_and_old_ones_kept(programs, tmp_path):
         found[name] = np.mean(learners.accuracies(learner, months)[-1])
     assert found["evcl"] > 0.9
     assert found["evcl"] > found["GaussianNB"] > found["naive"]
-
-
-@pytest.mark.records
-def test_the_table_in_the_documents_is_the_one_of_the_results(programs):
-    _, _, write_table = programs
-    text = write_table.DOCUMENT.read_text("utf-8")
-    assert write_table.filled(text) == text, "run python experiments/months/write_table.py"

@@ -5,26 +5,30 @@ from __future__ import annotations
 import json
 import runpy
 import tomllib
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from made_up_cells import registered
 from torch import nn
 
 from evcl import data
 from evcl._core.errors import EvclError
-from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
+from evcl.benchmarks import Benchmark, get
 from evcl.experiments import configure, execute, open_folder, write_result
 from evcl.experiments.folder import describe
+from evcl.experiments.paper import cost
 from evcl.experiments.parallel import programs
 from evcl.experiments.run import execute_together
 from evcl.experiments.trunk import is_text, parsed, trunk
 from evcl.methods import METHODS
-from evcl.report.runs import command
+from evcl.report.runs import command, settings
 
 SHORT = {"epochs": 1}
+full = partial(pytest.param, marks=pytest.mark.full)
 AUTHORS = Path(__file__).parents[2] / "experiments" / "authors"
 
 
@@ -33,10 +37,7 @@ AUTHORS = Path(__file__).parents[2] / "experiments" / "authors"
     [
         ("100", {"hidden": [100]}),
         ("400x400", {"hidden": [400, 400]}),
-        (
-            "800x800, dropout 0.5, input dropout 0.2",
-            {"hidden": [800, 800], "dropout": 0.5, "input_dropout": 0.2},
-        ),
+        ("800x800, dropout 0.5, input dropout 0.2", {"hidden": [800, 800], "dropout": 0.5, "input_dropout": 0.2}),
         ("resnet18", {"name": "resnet18"}),
         ("reduced-resnet18, group norm", {"name": "reduced-resnet18", "norm": "group"}),
         ("cnn, dropout 0.5", {"name": "cnn", "dropout": 0.5}),
@@ -46,27 +47,12 @@ def test_a_network_is_the_widths_of_its_layers_or_a_name(text, wanted):
     assert parsed(text) == wanted
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "resnet",
-        "400 x 400",
-        "400x",
-        "400x400, dropout",
-        "400, dropout 2",
-        "400, drop 0.5",
-        "400, 0.5",
-        "0x",
-        ",",
-        "400, group norm",
-        "resnet18, dropout 0.5",
-        "cnn, group norm",
-        "cnn, input dropout 0.5",
-        "resnet18 group norm",
-        "resnet18, group norm, batch norm",
-        "cnnx400",
-    ],
-)
+NO_NETWORKS = """resnet | 400 x 400 | 400x | 400x400, dropout | 400, dropout 2 | 400, drop 0.5 | 400, 0.5 | 0x | , |
+400, group norm | resnet18, dropout 0.5 | cnn, group norm | cnn, input dropout 0.5 | resnet18 group norm |
+resnet18, group norm, batch norm | cnnx400"""
+
+
+@pytest.mark.parametrize("text", [text.strip() for text in NO_NETWORKS.split("|")])
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(EvclError, match="network must be the widths of the hidden layers, such as 400x400"):
         configure("split-digits", "naive", given={"network": text})
@@ -181,15 +167,11 @@ def test_images_are_augmented_where_published_results_are(pictures):
     assert "augment" not in command(result)  # the preset's
 
 
-@pytest.mark.parametrize("method", ["naive", pytest.param("ewc", marks=pytest.mark.full), "evcl"])
-@pytest.mark.parametrize(
-    "network",
-    [
-        "cnn, dropout 0.5",
-        pytest.param("reduced-resnet18", marks=pytest.mark.full),
-        pytest.param("reduced-resnet18, group norm", marks=pytest.mark.full),
-    ],
-)
+NETWORKS = ["cnn, dropout 0.5", full("reduced-resnet18"), full("reduced-resnet18, group norm")]
+
+
+@pytest.mark.parametrize("method", ["naive", full("ewc"), "evcl"])
+@pytest.mark.parametrize("network", NETWORKS)
 def test_plain_and_bayesian_methods_train_convolutional_networks(method, network, pictures, tmp_path):
     config = small(method, network=network)
     result = execute(config)
@@ -212,7 +194,7 @@ def test_in_any_scenario(pictures):
     assert sizes == ["task", "domain", "class"]
 
 
-@pytest.mark.parametrize("method", ["naive", pytest.param("evcl", marks=pytest.mark.full)])
+@pytest.mark.parametrize("method", ["naive", full("evcl")])
 def test_convolutions_in_bf16_learn_nearly_the_same(method, pictures):
     exact, rough = (
         execute(small(method, network="cnn", precision=precision, lr=1e-4)) for precision in ("fp32", "bf16")
@@ -222,19 +204,53 @@ def test_convolutions_in_bf16_learn_nearly_the_same(method, pictures):
     assert rough.nll.mean == pytest.approx(exact.nll.mean, rel=0.02)
 
 
+# --- a benchmark's own network; that torch's generator is left alone, conftest.py checks -----------------------------
+
+
 def test_a_benchmarks_own_network_is_told_from_one_that_was_chosen(tmp_path):
     def resnet18():
         return nn.Sequential(nn.Flatten(), nn.utils.skip_init(nn.Linear, 64, 5))
 
-    register(Entry("own", "", lambda _: Benchmark("own", get("split-digits"), network=resnet18), seeded=False))
-    try:
+    with registered("own", network=resnet18):
         config = configure("own", "naive", "default", [0], 1, SHORT)
         result = execute(config)
         write_result(tmp_path, result)
         assert open_folder(tmp_path, config) is not None
         assert "--network" not in command(result)
-    finally:
-        BENCHMARKS.remove("own")
+
+
+def convolutional():
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())
+
+
+@pytest.fixture
+def benchmark():
+    with registered("pictures", network=convolutional) as name:
+        yield name
+
+
+def test_it_is_what_learns(benchmark):
+    given = {"epochs": 5, "lr": 0.01, "batch_size": 32}
+    results = [execute(configure(benchmark, "vcl", "paper", [0], 1, given)) for _ in range(2)]
+    assert results[0].accuracy == results[1].accuracy
+    assert results[0].average_accuracy.mean > 0.9
+    assert results[0].memory_bytes // 8 == 4 * 9 + 4 + 2 * (4 * 36 + 1)  # a mean and a sigma per weight
+    assert "hidden" not in results[0].config
+    assert results[0].config["network"] == settings(results[0])["network"] == "convolutional"
+
+
+def test_it_stays_with_a_part_of_the_stream_and_the_forecast_counts_its_weights(benchmark):
+    assert get(benchmark, tasks=2, validation=0.2).network is convolutional
+    assert cost(configure(benchmark, "naive", "paper", [0], 1, SHORT)) == (4 * 9 + 4) * len(get(benchmark)[0].train)
+
+
+def test_a_stream_has_hidden_layers_or_a_network():
+    for given in ({}, {"hidden": (8,), "network": convolutional}):
+        with pytest.raises(EvclError, match=r"needs either hidden= .* or network="):
+            Benchmark("pictures", get("split-digits"), **given)
+
+
+# --- the preset authors ----------------------------------------------------------------------------------------------
 
 
 def authors():

@@ -13,28 +13,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_up_cells import untimed
+from made_up_cells import registered, untimed
 from torch import nn
 
 from evcl._core.errors import EvclError
 from evcl._core.files import write_tensors
-from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
+from evcl.benchmarks import get
 from evcl.experiments import configure, execute, open_checkpoints, read_result, write_result
 from evcl.experiments.run import execute_together
 from evcl.training import Checkpoints, Run, Step, Stopped
 from evcl.training.checkpoint import DESCRIPTION, newest, read, write
 
 GIVEN = {"epochs": 2, "batch_size": 100}  # three steps an epoch
+SMALL = {"coreset_size": 20, "batch_size": 20}
 CASES = {
     "EVCL": ("split-digits", "evcl", {}),
     "EWC, which has no sigma": ("permuted-digits", "ewc", {"batch_size": 400}),
-    "a coreset": ("split-digits", "vcl-kcenter-coreset", {"coreset_size": 20, "batch_size": 20}),
+    "a coreset": ("split-digits", "vcl-kcenter-coreset", SMALL),
     "nothing but a coreset": ("permuted-digits", "random-coreset", {"coreset_size": 20, "batch_size": 15}),
-    "a coreset beside an elastic term": (
-        "split-digits",
-        "evcl",
-        {"coreset": "random", "coreset_size": 20, "batch_size": 20},
-    ),
+    "a coreset beside an elastic term": ("split-digits", "evcl", {"coreset": "random", **SMALL}),
     "a path integral beside a teacher": ("split-digits", "evcl", {"importance": "si", "distill": 0.5}),
     "a teacher": ("split-digits", "lwf", {}),
     "a method of one's own": ("split-digits", "huber", {}),
@@ -75,15 +72,20 @@ def relay(run, folder):
     return None
 
 
+def check(one, tmp_path):
+    """Saving changes nothing, and the run that is stopped at every turn ends with the same bits."""
+    wanted = execute(one, checkpoints=Checkpoints(tmp_path / "whole", 0))
+    found, stops = relay(lambda kept: execute(one, checkpoints=kept), tmp_path / "parts")
+    assert stops > 3
+    assert untimed(found) == untimed(wanted) == untimed(execute(one))
+    assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
+    return wanted
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_stopped_at_every_turn_is_the_run_that_never_was(case, tmp_path):
-    wanted = execute(config(case), checkpoints=Checkpoints(tmp_path / "whole", 0))
-    assert untimed(execute(config(case))) == untimed(wanted)  # saving changes nothing
-    found, stops = relay(lambda kept: execute(config(case), checkpoints=kept), tmp_path / "parts")
-    assert stops > 3
-    assert untimed(found) == untimed(wanted)
-    assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
+    check(config(case), tmp_path)
 
 
 def test_of_two_seeds_one_ends_early(tmp_path, monkeypatch):
@@ -101,10 +103,8 @@ def test_of_two_seeds_one_ends_early(tmp_path, monkeypatch):
 
 def test_one_that_is_lost_among_others_stays_lost(tmp_path):
     one = config(seeds=(0,))
-    configs = [
-        one,
-        configure("split-digits", "evcl", "paper", (0,), 2, {**one.settings, "lr": 10.0, "std_lr_scale": 1e3}),
-    ]
+    wild = configure("split-digits", "evcl", "paper", (0,), 2, {**one.settings, "lr": 10.0, "std_lr_scale": 1e3})
+    configs = [one, wild]
     wanted = execute_together(configs, allow_divergence=True)
     found, _ = relay(lambda kept: execute_together(configs, allow_divergence=True, checkpoints=kept), tmp_path)
     assert [untimed(result) for result in found] == [untimed(result) for result in wanted]
@@ -116,43 +116,21 @@ def test_a_network_that_measures_and_drops_out(tmp_path):
         layers = nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.3)
         return nn.Sequential(*layers, nn.Flatten())
 
-    def build(request):
-        return Benchmark("pictures", get("split-digits"), network=network, seed=request.seed)
-
-    register(Entry("pictures", "digits, a convolution", build, seeded=False))
-    try:
-        one = configure("pictures", "evcl", seeds=(0, 1), tasks=2, given={**GIVEN, "fisher_examples": 50})
-        wanted = execute(one, checkpoints=Checkpoints(tmp_path / "whole", 0))
-        found, _ = relay(lambda kept: execute(one, checkpoints=kept), tmp_path / "parts")
-    finally:
-        BENCHMARKS.remove("pictures")
-    assert untimed(found) == untimed(wanted)
-    assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
+    with registered("pictures", network=network):
+        check(configure("pictures", "evcl", seeds=(0, 1), tasks=2, given={**GIVEN, "fisher_examples": 50}), tmp_path)
     assert any("num_batches_tracked" in name for name in last(tmp_path / "parts"))
 
 
 def test_images_that_are_augmented(tmp_path):
-    def build(request):
-        tasks = [
-            replace(task, **{part: replace(getattr(task, part), inputs=getattr(task, part).inputs.view(-1, 1, 8, 8))
-                             for part in ("train", "test")})
-            for task in get("split-digits")
-        ]  # fmt: skip
-        return Benchmark("pictures", tasks, hidden=(10,), seed=request.seed)
+    def images(part):
+        return replace(part, inputs=part.inputs.view(-1, 1, 8, 8))
 
-    register(Entry("pictures", "digits as images", build, seeded=False))
-    try:
+    tasks = [replace(task, train=images(task.train), test=images(task.test)) for task in get("split-digits")]
+    with registered("pictures", tasks, hidden=(10,)):
         one, plain = (
             configure("pictures", "evcl", "paper", (0, 1), 2, {**GIVEN, "augment": on}) for on in (True, False)
         )
-        wanted = execute(one, checkpoints=Checkpoints(tmp_path / "whole", 0))
-        found, stops = relay(lambda kept: execute(one, checkpoints=kept), tmp_path / "parts")
-        assert untimed(execute(plain)) != untimed(wanted)
-    finally:
-        BENCHMARKS.remove("pictures")
-    assert stops > 3
-    assert untimed(found) == untimed(wanted)
-    assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
+        assert untimed(execute(plain)) != untimed(check(one, tmp_path))
 
 
 # --- crashes -------------------------------------------------------------------------------------------------------
@@ -174,17 +152,11 @@ POINTS = {
 }
 
 
-LATER = (
-    "in the consolidation",
-    "when a round is taken over",
-    "before an evaluation",
-    "before old checkpoints are removed",
-)  # part of make test-all
+NOW = ("in an epoch", "in an evaluation", "while a checkpoint is written", "between the write and the rename")
+ALL = [point if point in NOW else pytest.param(point, marks=pytest.mark.full) for point in POINTS]
 
 
-@pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=pytest.mark.full) if point in LATER else point for point in POINTS]
-)
+@pytest.mark.parametrize("point", ALL)
 def test_a_crash_loses_nothing(point, tmp_path, monkeypatch):
     """At the first call, the second, the fourth, ...: as often as there are calls."""
     owner, name = POINTS[point]
@@ -332,10 +304,7 @@ WRONG = {
     "diverged, as numbers": (lambda d, t: t.update(diverged=torch.zeros(1)), "diverged must be"),
     "no state of the noise": (lambda d, t: t.pop("noise 0"), "noise: 0 generators"),
     "a state that is none": (lambda d, t: t["noise 0"].fill_(255), "noise: "),
-    "another format": (
-        lambda d, t: d.update(format=9),
-        r"format 9, but this one reads 3\): finish the run with",
-    ),
+    "another format": (lambda d, t: d.update(format=9), r"format 9, but this one reads 3\): finish the run with"),
 }
 
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from made_up_cells import EXPERIMENTS, programs_of
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "streams"
 NAMES = ("stream_scores", "stream_learners", "run_streams", "run_alarms", "stream_tables")
 
 
 @pytest.fixture
-def programs(monkeypatch):
-    """The modules of experiments/streams, loaded afresh."""
+def programs():
     pytest.importorskip("river")
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in NAMES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield {name: importlib.import_module(name) for name in NAMES}
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    with programs_of("streams", *NAMES) as found:
+        yield dict(zip(NAMES, found, strict=True))
 
 
 def test_a_label_that_never_came_and_rows_before_the_first_scored_one_do_not_count(programs):
@@ -92,7 +84,7 @@ def test_tables_are_made_from_the_files(programs, tmp_path):
     made = tables.compared("first", folder=tmp_path)
     assert "| `sea` | **82.0 ± 0.0** | 80.0 ± 0.0 |" in made
     assert "| within 1 point of the best | 1 | 0 | 0 | 0 | 0 | 0 |" in made
-    assert tables.streams() in (FOLDER.parents[1] / "docs" / "named-streams.md").read_text("utf-8")
+    assert tables.streams() in (EXPERIMENTS.parent / "docs" / "named-streams.md").read_text("utf-8")
 
 
 def test_the_table_of_alarms_chooses_at_the_same_rate(programs, tmp_path):

@@ -16,8 +16,9 @@ from evcl._core.settings import Settings, resolve
 from evcl.curvature import Sample, blocks, kfac
 from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients
 from evcl.methods.applied import add_gradients
-from evcl.methods.elastic_memory import Elastic, Memory
+from evcl.methods.elastic_memory import Elastic
 from evcl.methods.kronecker import MEASURES, Factored
+from evcl.methods.task_inference import Memory
 from evcl.nn import Gaussian, bayesianize, head
 from evcl.nn.independence import check_examples_independent
 from evcl.posterior.kronecker import merged

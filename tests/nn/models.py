@@ -53,20 +53,16 @@ def saved(learner, folder, x, network=None, task=None):
     return again
 
 
-class Block(nn.Module):
-    def __init__(self, ins, outs, stride):
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(ins, outs, 3, stride, 1, bias=False), nn.BatchNorm2d(outs)
-        self.conv2, self.bn2 = nn.Conv2d(outs, outs, 3, 1, 1, bias=False), nn.BatchNorm2d(outs)
-        self.down = None
-        if stride != 1 or ins != outs:
-            self.down = nn.Sequential(nn.Conv2d(ins, outs, 1, stride, bias=False), nn.BatchNorm2d(outs))
-
-    def forward(self, x):
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
-        y += x if self.down is None else self.down(x)
+def block(ins, outs, stride):
+    def run(m, x):
+        y = m.bn2(m.conv2(F.relu(m.bn1(m.conv1(x)), inplace=True)))
+        y += x if m.down is None else m.down(x)
         return F.relu(y)
+
+    same = stride == 1 and ins == outs
+    down = None if same else nn.Sequential(nn.Conv2d(ins, outs, 1, stride, bias=False), nn.BatchNorm2d(outs))
+    first = {"conv1": nn.Conv2d(ins, outs, 3, stride, 1, bias=False), "bn1": nn.BatchNorm2d(outs)}
+    return Net(run, **first, conv2=nn.Conv2d(outs, outs, 3, 1, 1, bias=False), bn2=nn.BatchNorm2d(outs), down=down)
 
 
 def resnet():
@@ -74,7 +70,7 @@ def resnet():
         return F.adaptive_avg_pool2d(m.layer2(m.layer1(m.stem(x))), 1).flatten(1)
 
     stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
-    return Net(run, stem=stem, layer1=Block(4, 4, 1), layer2=Block(4, 8, 2))
+    return Net(run, stem=stem, layer1=block(4, 4, 1), layer2=block(4, 8, 2))
 
 
 def vit():

@@ -6,8 +6,6 @@ it into the plain layer, and leave the rest to torch.
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from models import Net, bound, run_of
@@ -18,6 +16,7 @@ from torch.nn.utils import parametrizations
 
 from evcl.nn import bayesianize
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'", "ignore:.*weight_norm. is deprecated")
 B, T = 4, 5
 
 
@@ -157,12 +156,6 @@ class Conv1D(nn.Module):
 
 
 Conv1D.__module__ = "transformers.pytorch_utils"
-
-
-def old(norm, layer):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is deprecated
-        return norm(layer)
 
 
 # --- references: (plain, means, variances, noise, x) of one replica -> y ---------------------------------------------
@@ -341,7 +334,7 @@ CASES = {
     "bilinear": (pairs, (2, 4), once),
     "an adapter beside a frozen layer": (Adapted, (4,), once),
     "parametrised by a weight norm": (lambda: parametrizations.weight_norm(nn.Conv1d(4, 3, 2)), (4, 5), once),
-    "old weight norm": (lambda: old(nn.utils.weight_norm, nn.Linear(4, 3)), (T, 4), once),
+    "old weight norm": (lambda: nn.utils.weight_norm(nn.Linear(4, 3)), (T, 4), once),
     "parametrised as orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(4, 3)), (4,), once),
     "with a bias for keys": (lambda: Attention(batch_first=True, add_bias_kv=True), (T, 4), once),
     "gpt-2's conv1d": (lambda: Conv1D(3, 4), (4,), transposed),
@@ -408,7 +401,6 @@ def forward(network, x):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_outputs_and_gradients_are_the_naive_ones(name, replicas, dtype, generator):
     plain, network, x, reference = prepared(name, replicas, dtype, generator)
     whole = not x.is_floating_point()

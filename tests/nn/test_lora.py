@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is trained, what the terms act on, tasks, files, PEFT; and layers of lower rank."""
+"""Pretrained networks; their low-rank adapters: what is trained, what the terms act on, tasks, files, PEFT."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import copy
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from models import Net, saved
 from torch import nn
 
 import evcl
-from evcl.nn import Bert, LoRA, bayesianize
+from evcl import data
+from evcl.nn import Bert, EfficientNetLite0, LoRA, bayesianize
+from evcl.nn.bert import BertTop, below
 from evcl.nn.lora import AdaptedAttention, AdaptedLinear, BayesianUp, adapted, base_hash, with_adapters
 
 pytestmark = pytest.mark.usefixtures("torch_draws")
@@ -186,7 +190,7 @@ def test_the_base_model_never_changes_and_the_first_prior_fits_it():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive", "er"])
+@pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "si", "naive", "er"])
 @pytest.mark.parametrize("tasks", ["shared", "each", "merged"])
 def test_a_saved_learner_predicts_and_goes_on_as_before(method, tasks, tmp_path):
     network, (x, y) = bert(), texts()
@@ -264,11 +268,6 @@ def test_merging_changes_no_prediction_and_the_next_adapter_reads_other_inputs()
 def test_methods_whose_memory_cannot_start_anew_share_their_adapters(method, given, why, tasks):
     with pytest.raises(evcl.EvclError, match=f"{why}.*: with it, adapters must be shared, not '{tasks}'"):
         evcl.Learner(bert(), method, adapters=LoRA(rank=2, tasks=tasks), **given)
-
-
-@pytest.mark.parametrize("method", ["evcl", "ewc", "si"])
-def test_other_methods_may_have_an_adapter_per_task(method):
-    evcl.Learner(bert(), method, adapters=LoRA(rank=2, tasks="each"))
 
 
 def test_a_failed_round_leaves_the_learner_as_it_was():
@@ -393,3 +392,70 @@ def test_wrong_truncations_are_refused():
     for rank in (0, 9, 1.5, True, "2"):
         with pytest.raises(evcl.EvclError, match="rank must be from 1 to 8"):
             evcl.nn.truncate(learner, "3", rank)
+
+
+def test_padding_changes_nothing_and_an_empty_text_is_finite():
+    network = bert()
+    x = torch.randint(1, 40, (5, 6)).float()
+    torch.testing.assert_close(network(F.pad(x, (0, 4))), network(x))
+    torch.testing.assert_close(network(x).norm(dim=1), torch.full((5,), 4.0))
+    assert network(torch.zeros(2, 6)).isfinite().all()
+    with pytest.raises(evcl.EvclError, match="a length of up to 16"):
+        network(torch.ones(1, 17))
+    with pytest.raises(evcl.EvclError, match="multiple of heads"):
+        Bert(width=10, heads=3)
+
+
+def test_the_layers_above_continue_where_those_below_end():
+    network = bert()
+    x = torch.randint(1, 40, (5, 6)).float()
+    x[:2, 4:] = 0
+    for first in range(3):
+        torch.testing.assert_close(BertTop(network, first)(below(network, first, x)), network(x))
+
+
+def test_all_of_it_can_be_bayesian():
+    x = torch.randint(1, 40, (24, 6)).float()
+    learner = evcl.EVCL(bert(), epochs=2)
+    learner.learn(x, (x[:, 0] > 20).long())
+    learner.learn(x, (x[:, 1] > 20).long())
+    assert len(learner.parts.run.network.trunk_names) == len(list(bert().parameters()))
+    assert learner.predict_proba(x, task=0).shape == (24, 2)
+
+
+def test_efficientnet_takes_images_of_any_size_and_can_be_bayesian():
+    network = EfficientNetLite0().eval()
+    for size in (32, 45):
+        assert network(torch.randn(2, 3, size, size)).shape == (2, 1280)
+    assert EfficientNetLite0(classes=True).eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
+    assert sum(p.numel() for p in EfficientNetLite0(classes=True).parameters()) == 4_652_008
+
+
+def _only_if_fetched(name, monkeypatch):
+    """Use the user's own cache."""
+    monkeypatch.delenv("EVCL_CACHE")
+    here = data.status(name)
+    if not here.fetched or here.problem:
+        pytest.skip(f"{name} was not fetched: evcl data fetch {name}")
+
+
+def test_minilm_finds_the_published_similarities(monkeypatch):
+    """Those of the model's page: 0.695, 0.943 and 0.257."""
+    _only_if_fetched("minilm", monkeypatch)
+    sentences = ["That is a happy person", "That is a happy dog", "That is a very happy person", "Today is a sunny day"]
+    with torch.no_grad():
+        v = F.normalize(evcl.nn.minilm()(evcl.nn.minilm_tokeniser()(sentences, 16)), dim=1)
+    assert (v[1:] @ v[0]).tolist() == pytest.approx([0.695, 0.943, 0.257], abs=1e-3)
+
+
+def test_efficientnet_knows_a_palace_and_a_flower(monkeypatch):
+    _only_if_fetched("efficientnet-lite0", monkeypatch)
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    network = evcl.nn.efficientnet_lite0(classes=True)
+    for image, label in zip(load_sample_images().images, (698, 985), strict=True):  # palace, daisy
+        small = Image.fromarray(image).crop((106, 0, 533, 427)).resize((224, 224), Image.Resampling.BICUBIC)
+        x = torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1)[None].float()
+        with torch.no_grad():
+            assert int(network((x - 127) / 128).argmax()) == label

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import evcl as library
 from evcl.cli.stream import alarm_line
 from evcl.streams import commands
-from evcl.streams.table import Raised, load
+from evcl.streams.table import NOTE, Raised, load
+from evcl.tables.model import notes_of
 
 
 def weather(rows=400, seed=0, change=None, start="2024-01-01"):
@@ -325,29 +326,13 @@ def test_other_commands_say_what_to_use(evcl, learned):
 
 
 def test_a_damaged_table_is_refused(evcl, learned):
-    from evcl.streams import saved
-
-    found = load(Path("m"))
+    tensors, notes = load_file("m"), notes_of(Path("m"))
     for change in ({"format": 9}, {"labels": ["yes"]}, {"encoder": {}}, {"raised": [[1]]}, {"kind": "date"}):
-        found.save(Path("m"))
-        text = {**json.loads(_note("m")), **change}
-        own = {f"table/{name}": tensor for name, tensor in _own("m").items()}
-        saved.save(found.stream, "m", {"evcl.streams.table": json.dumps(text)}, own)
+        save_file(tensors, "m", {**notes, NOTE: json.dumps({**json.loads(notes[NOTE]), **change})})
         status, _, err = evcl("inspect", "m")
         assert status == 1
         assert err.startswith("evcl: cannot load m: ")
         assert err.count("\n") == 1
-
-
-def _note(path):
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return file.metadata()["evcl.streams.table"]
-
-
-def _own(path):
-    return {k.removeprefix("table/"): t for k, t in load_file(path).items() if k.startswith("table/")}
 
 
 @pytest.mark.full

@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tabular import learned, predicted
 
 from evcl import Callback, EvclError, tables
 from evcl._core.interrupts import Interrupted
 from evcl.tables.commands import open_source
 from evcl.tables.encoding import Encoder
 from evcl.tables.fitting import EncoderFitting
-from evcl.tables.model import NOTE
+from evcl.tables.model import NOTE, notes_of
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -33,8 +33,7 @@ def shop(rows=300, seed=0, cities=("bath", "hull", "york"), shift=0.0, scale=1.0
 @pytest.fixture
 def model(evcl, made_once):
     def make():
-        shop().to_csv("a.csv", index=False)
-        evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "y", *FAST)
+        learned(evcl, shop(), "a", "--target", "y", *FAST)
 
     made_once(make)
     return evcl
@@ -53,13 +52,21 @@ def test_a_new_category_is_learned(model):
     )
     assert "city (4 categories)" in model("inspect", "m")[1]
     later = shop(seed=2, cities=("bath", "leeds"))
-    later.to_csv("c.csv", index=False)
-    assert "unknown" not in model("predict", "--model", "m", "--data", "c.csv", "--out", "p.csv")[1]
+    assert "unknown" not in predicted(model, later, "c")
     found = pd.read_csv("p.csv")
     assert (found.prediction == later.y).mean() > 0.85
     leeds = (later.city == "leeds").to_numpy()
     assert found.probability_yes[leeds].mean() > found.probability_yes[~leeds].mean() + 0.3
     assert np.abs(probabilities(model) - before).mean() < 0.2  # and the first month is known
+
+
+def encoded(found, path):
+    source = open_source(Path(path), found)
+    found.check(source, (), "missing")
+    (piece,) = source.pieces([name for name in found.encoder.names if name in source.shapes])
+    out = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
+    found.encoder.encode(piece, source, out)
+    return out
 
 
 def test_predictions_for_old_rows_stay_when_the_encoder_grows(model):
@@ -68,17 +75,12 @@ def test_predictions_for_old_rows_stay_when_the_encoder_grows(model):
     frame.loc[::9, "x"] = np.nan
     frame.to_csv("b.csv", index=False)
     found = tables.load_model(Path("m"))
-    old = open_source(Path("a.csv"), found)
-    found.check(old, (), "learn")
-    (piece,) = old.pieces(found.encoder.names)
-    before = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, old, before)
+    before = encoded(found, "a.csv")
     logits = found.learner.mean_network()(torch.tensor(before))
     found.see(open_source(Path("b.csv"), found))
     kinds = [part.kind for part in found.encoder.columns]
     assert sorted(kinds) == ["beyond", "category", "category", "missing", "number", "number"]
-    after = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, old, after)
+    after = encoded(found, "a.csv")
     width = before.shape[1]
     assert (after[:, :width] == before).all()
     assert (after[:, width:] == 0).all()  # also the column `size`, which these rows lack
@@ -93,11 +95,7 @@ def test_what_lies_far_outside_gets_a_scale_of_its_own(model, tmp_path):
         "learn", "--model", "m", "--data", "b.csv", "--epochs", "60"
     )
     found = tables.load_model(Path("m"))
-    source = open_source(Path("b.csv"), found)
-    found.check(source, (), "learn")
-    (piece,) = source.pieces(["x", "city"])
-    inputs = np.empty((300, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, source, inputs)
+    inputs = encoded(found, "b.csv")
     assert np.abs(inputs).max() < 10
     assert inputs[:, -1] == pytest.approx(3 + (frame.x - frame.x.mean()) / frame.x.std(ddof=0), abs=1e-3)
     assert Encoder.rebuilt(found.encoder.described()).described() == found.encoder.described()
@@ -111,10 +109,8 @@ def test_what_lies_far_outside_gets_a_scale_of_its_own(model, tmp_path):
     [((70.0, 10.0), 0), ((0.07, 0.01), 1), ((70_000.0, 10_000.0), 1), ((140.0, 10.0), 0), ((200.0, 10.0), 1)],
 )
 def test_a_change_of_units_gets_another_scale_and_a_shift_of_some_deviations_none(evcl, later, scales):
-    shop(shift=70, scale=10).to_csv("a.csv", index=False)
-    evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "y", "--epochs", "1", "--hidden", "4")
-    shop(seed=1, shift=later[0], scale=later[1]).to_csv("b.csv", index=False)
-    evcl.done("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")
+    learned(evcl, shop(shift=70, scale=10), "a", "--target", "y", "--epochs", "1", "--hidden", "4")
+    learned(evcl, shop(seed=1, shift=later[0], scale=later[1]), "b", "--epochs", "1")
     parts = tables.load_model(Path("m")).encoder.parts("x")
     assert [part.kind for part in parts] == ["number", *["beyond"] * scales]
 
@@ -133,8 +129,7 @@ def test_new_columns_are_learned_and_columns_that_vanish_are_missing(model):
     source = np.random.default_rng(5)
     frame = shop(400, seed=1).assign(member=source.choice(["gold", "none"], 400))
     frame["y"] = np.where((frame.x + 3 * (frame.member == "gold") > 1.5), "yes", "no")
-    frame.to_csv("b.csv", index=False)
-    assert "note: new column: member\n" in model.done("learn", "--model", "m", "--data", "b.csv", "--epochs", "60")
+    assert "note: new column: member\n" in learned(model, frame, "b", "--epochs", "60")
     found = pd.read_csv("b.csv", keep_default_na=False)
     p = probabilities(model, "b.csv")
     assert p[found.member == "gold"].mean() > p[found.member != "gold"].mean() + 0.3
@@ -142,8 +137,7 @@ def test_new_columns_are_learned_and_columns_that_vanish_are_missing(model):
     assert "note: there is no column city: its values count as missing\n" in model.done(
         "learn", "--model", "m", "--data", "c.csv", "--epochs", "1"
     )
-    frame.drop(columns=["city", "y"]).assign(more=1).to_csv("d.csv", index=False)
-    out = model("predict", "--model", "m", "--data", "d.csv", "--out", "p.csv")[1]
+    out = predicted(model, frame.drop(columns=["city", "y"]).assign(more=1), "d")
     assert "note: there is no column city (new: more): its values count as missing\n" in out
     assert "note: column more is not used: the model has not learned it\n" in out
 
@@ -151,19 +145,9 @@ def test_new_columns_are_learned_and_columns_that_vanish_are_missing(model):
 def test_missing_values_that_come_later_are_marked(model):
     frame = shop(seed=1)
     frame.loc[::5, "x"] = np.nan
-    frame.to_csv("b.csv", index=False)
-    out = model("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")[1]
+    out = learned(model, frame, "b", "--epochs", "1")
     assert "note: missing values are new in x: an input marks them\n" in out
     assert [p.kind for p in tables.load_model(Path("m")).encoder.parts("x")] == ["number", "missing"]
-
-
-def encoded(found, path):
-    source = open_source(Path(path), found)
-    found.check(source, (), "missing")
-    (piece,) = source.pieces([name for name in found.encoder.names if name in source.shapes])
-    out = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, source, out)
-    return out
 
 
 # For each file, what x, the number `late` and the date `day` are: full, with some empty cells, empty, or not there (-);
@@ -209,8 +193,7 @@ def test_rows_are_encoded_as_when_they_were_learned(evcl, files):
 def test_a_file_without_a_column_is_one_with_empty_cells(model):
     frame = shop(seed=1).assign(late=np.arange(300) % 5)
     frame.loc[::5, "late"] = np.nan
-    frame.to_csv("b.csv", index=False)
-    model.done("learn", "--model", "m", "--data", "b.csv", "--epochs", "5")
+    learned(model, frame, "b", "--epochs", "5")
     without = probabilities(model)
     shop().assign(late="").to_csv("e.csv", index=False)
     np.testing.assert_array_equal(probabilities(model, "e.csv"), without)
@@ -227,12 +210,10 @@ def test_a_file_without_a_late_column_and_without_a_class_costs_no_earlier_file(
     frame.loc[::10, "late"] = np.nan
     frame.to_csv("b.csv", index=False)
     model("learn", "--model", "m", "--data", "b.csv", *keep)
-    shop(seed=2).query("y == 'yes'").to_csv("c.csv", index=False)
-    out = json.loads(model.done("learn", "--model", "m", "--data", "c.csv", "--json"))
+    out = json.loads(learned(model, shop(seed=2).query("y == 'yes'"), "c", "--json"))
     told = [note for note in out["notes"] if "has no rows of 'no'" in note]
     assert len(told) == (0 if keep else 1)  # kept rows are rows of every class
-    shop(seed=4).to_csv("d.csv", index=False)
-    found = json.loads(model.done("predict", "--model", "m", "--data", "d.csv", "--out", "p.csv", "--json"))
+    found = json.loads(predicted(model, shop(seed=4), "d", "--json"))
     assert found["accuracy"] > 0.93
     assert out["now"]["a"]["accuracy"] == pytest.approx(found["accuracy"], abs=0.07)
 
@@ -279,13 +260,11 @@ def test_a_whole_number_is_one_category_however_it_is_spelt(evcl):
 
 def test_room_for_categories_runs_out(model, monkeypatch):
     monkeypatch.setattr("evcl.tables.fitting.MOST_CATEGORIES", 4)
-    shop(seed=1, cities=("leeds", "ripon", "york")).to_csv("b.csv", index=False)
-    out = model("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")[1]
+    out = learned(model, shop(seed=1, cities=("leeds", "ripon", "york")), "b", "--epochs", "1")
     assert "column 'city' has 4 categories, the maximum; others count as missing\n" in out
     assert "not known, and counted as missing in " in out
     monkeypatch.setattr("evcl.tables.fitting.MOST_INPUTS", 5)
-    shop(seed=1).assign(more=1).to_csv("c.csv", index=False)
-    out = model("learn", "--model", "m", "--data", "c.csv", "--epochs", "1")[1]
+    out = learned(model, shop(seed=1).assign(more=1), "c", "--epochs", "1")
     assert "column 'more' is new, but there is no room left" in out
 
 
@@ -332,15 +311,12 @@ def test_dates_are_a_distance_and_points_on_circles(tmp_path):
 def test_a_damaged_description_is_refused_or_read_and_never_crashes(evcl):
     """Each field of each kind of part, in turn."""
     when = pd.date_range("2024-01-01", periods=300, freq="7h")
-    shop().assign(when=when).to_csv("a.csv", index=False)
-    evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "y", "--epochs", "1", "--hidden", "4")
+    learned(evcl, shop().assign(when=when), "a", "--target", "y", "--epochs", "1", "--hidden", "4")
     frame = shop(seed=1, cities=("bath", "leeds"), shift=5000).assign(when=when)
     frame.loc[::9, "x"] = np.nan
-    frame.to_csv("b.csv", index=False)
-    evcl.done("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")
-    with safe_open("m", framework="pt") as file:
-        notes = file.metadata()
-    tensors, saved = load_file("m"), json.loads(notes[NOTE])
+    learned(evcl, frame, "b", "--epochs", "1")
+    notes, tensors = notes_of(Path("m")), load_file("m")
+    saved = json.loads(notes[NOTE])
     assert sorted({part["kind"] for part in saved["columns"]}) == ["beyond", "category", "missing", "number", "time"]
     refused = []
     for i, part in enumerate(saved["columns"]):

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tabular import predicted
 
 from evcl import EvclError, tables
 from evcl.tables.earlier import LEAST, Summary, _similar, estimate, standing
+from evcl.tables.model import NOTE, notes_of
 
 FAST = ["--epochs", "30", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -36,8 +37,7 @@ def learn(evcl):
 
 
 def accuracy(evcl, frame, task):
-    frame.to_csv("test.csv", index=False)
-    out = evcl("predict", "--model", "m", "--data", "test.csv", "--out", "p.csv", "--task", task, "--json")[1]
+    out = predicted(evcl, frame, "test", "--task", task, "--json")
     return json.loads(out)["accuracy"]
 
 
@@ -128,10 +128,8 @@ def test_tasks_that_lost_accuracy_are_named(learn):
 @pytest.mark.parametrize("now", [3, {"nobody": [0.5, True]}, {"january": [1.5, True]}, {"january": "high"}])
 def test_damage_to_what_tasks_are_at_is_refused_in_one_line(learn, now):
     learn("january", rows(0))
-    with safe_open("m", framework="pt") as file:
-        text = file.metadata()
-    text["evcl.tables"] = json.dumps({**json.loads(text["evcl.tables"]), "now": now})
-    save_file(load_file("m"), "m", text)
+    text = notes_of(Path("m"))
+    save_file(load_file("m"), "m", {**text, NOTE: json.dumps({**json.loads(text[NOTE]), "now": now})})
     with pytest.raises(EvclError, match=r"^cannot load m: [^\n]*$"):
         tables.load_model(Path("m"))
 
@@ -192,9 +190,7 @@ def test_the_estimate_by_hand():
 )
 def test_a_damaged_summary_is_refused_in_one_line(learn, name, change):
     learn("january", rows(0))
-    with safe_open("m", framework="pt") as file:
-        text = file.metadata()
-    tensors = load_file("m")
+    text, tensors = notes_of(Path("m")), load_file("m")
     changed = change(tensors.pop(f"summary.0.{name}"))
     save_file(tensors if changed is None else {**tensors, f"summary.0.{name}": changed.contiguous()}, "m", text)
     with pytest.raises(EvclError, match=r"^cannot load m: [^\n]*$"):
@@ -203,12 +199,7 @@ def test_a_damaged_summary_is_refused_in_one_line(learn, name, change):
 
 def test_a_summary_of_no_task_is_refused(learn):
     learn("january", rows(0))
-    with safe_open("m", framework="pt") as file:
-        text = file.metadata()
-    tensors = load_file("m")
-    for name in list(tensors):
-        if name.startswith("summary.0"):
-            tensors[name.replace("summary.0", "summary.9")] = tensors.pop(name)
-    save_file(tensors, "m", text)
+    tensors = {name.replace("summary.0", "summary.9"): tensor for name, tensor in load_file("m").items()}
+    save_file(tensors, "m", notes_of(Path("m")))
     with pytest.raises(EvclError, match="a summary is of a task that was not learned"):
         tables.load_model(Path("m"))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tabular import learned
 
 from evcl._core.errors import EvclError
 from evcl.tables.commands import open_source
@@ -368,8 +369,7 @@ def test_stray_files_and_other_images_are_told(evcl):
 
 def test_columns_that_hardly_repeat_get_a_note(evcl):
     frame = sales().assign(id=range(30), name=[f"customer {i}" for i in range(30)])
-    frame.to_csv("a.csv", index=False)
-    out = evcl("learn", "--model", "m", "--data", "a.csv", "--target", "label", "--epochs", "1")[1]
+    out = learned(evcl, frame, "a", "--target", "label", "--epochs", "1")
     assert "note: column 'id' only counts the rows: --drop id leaves it out\n" in out
     assert (
         "note: column 'name' has 30 different texts in 30 rows, which hardly repeat: --drop name leaves it out" in out

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tabular import learned, predicted
 
 import evcl as library
 from evcl import EvclError, tables
@@ -16,7 +17,6 @@ from evcl.tables.fitting import EncoderFitting
 from evcl.tables.outside import SAMPLE, Ends, Sample
 from evcl.targets.scale import far_outside, limited, usual_range
 
-LEARN = ["learn", "--model", "m", "--data"]
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
 
@@ -44,8 +44,7 @@ def accuracy(frame):
 @pytest.fixture
 def model(evcl, made_once):
     def make():
-        table().to_csv("a.csv", index=False)
-        evcl.done(*LEARN, "a.csv", "--target", "y", *FAST)
+        learned(evcl, table(), "a", "--target", "y", *FAST)
 
     made_once(make)
     return evcl
@@ -55,8 +54,7 @@ def model(evcl, made_once):
 def test_a_mistyped_input_of_the_first_file_does_not_decide_the_scale(evcl, value):
     frame = table()
     frame.loc[100, "a"] = value
-    frame.to_csv("a.csv", index=False)
-    out = evcl(*LEARN, "a.csv", "--target", "y", *FAST)[1]
+    out = learned(evcl, frame, "a", "--target", "y", *FAST)
     told = "column 'a': 1 value is far outside the others, learned as the largest or smallest of these: line 102 has"
     assert f"note: {told} {value:g}\n" in out
     part = tables.load_model(Path("m")).encoder.columns[0]
@@ -68,8 +66,7 @@ def test_a_mistyped_input_of_the_first_file_does_not_decide_the_scale(evcl, valu
 def test_a_mistyped_input_of_a_later_file_is_limited_too(model):
     frame = table(seed=1)
     frame.loc[[3, 7], "b"] = 1e25
-    frame.to_csv("b.csv", index=False)
-    out = model(*LEARN, "b.csv", "--epochs", "20")[1]
+    out = learned(model, frame, "b", "--epochs", "20")
     assert "note: column 'b': 2 values are far outside the others" in out
     assert "line 5 has 1e+25\n" in out
     assert [part.kind for part in tables.load_model(Path("m")).encoder.columns] == ["number", "number"]
@@ -79,8 +76,7 @@ def test_a_mistyped_input_of_a_later_file_is_limited_too(model):
 def test_a_mistyped_date_does_not_decide_the_scale(evcl):
     frame = table().assign(day=pd.date_range("2020-01-01", periods=300).strftime("%Y-%m-%d"))
     frame.loc[9, "day"] = "9999-12-31"
-    frame.to_csv("a.csv", index=False)
-    out = evcl(*LEARN, "a.csv", "--target", "y", *FAST)[1]
+    out = learned(evcl, frame, "a", "--target", "y", *FAST)
     assert "note: column 'day': 1 value is far outside the others" in out
     assert "line 11 has 9999-12-31" in out
     assert tables.load_model(Path("m")).encoder.parts("day")[0].std < 2 * 366 * 86_400
@@ -134,8 +130,7 @@ def test_inputs_are_limited_as_targets_are():
 @pytest.mark.parametrize("times", [1e3, 1e9, 1e30])
 def test_another_unit_of_a_column_around_zero_gets_a_scale_on_both_sides(model, times):
     before = accuracy(table(seed=1))
-    table(seed=2, b=times).to_csv("b.csv", index=False)
-    out = model.done(*LEARN, "b.csv", "--epochs", "60")
+    out = learned(model, table(seed=2, b=times), "b", "--epochs", "60")
     assert out.count("times as much as before, as in another unit: it gets a new scale\n") == 1
     parts = tables.load_model(Path("m")).encoder.parts("b")
     assert [part.kind for part in parts] == ["number", "beyond", "beyond"]
@@ -147,27 +142,24 @@ def test_another_unit_of_a_column_around_zero_gets_a_scale_on_both_sides(model, 
 def test_a_few_values_far_out_are_no_other_unit(model):
     frame = table(seed=1)
     frame.loc[0, "b"] = 160.0  # makes the deviation 9 times as large: not so many that it is limited
-    frame.to_csv("b.csv", index=False)
-    assert "unit" not in model(*LEARN, "b.csv", "--epochs", "1")[1]
+    assert "unit" not in learned(model, frame, "b", "--epochs", "1")
     frame.loc[1, "b"] = -160.0
-    frame.to_csv("b.csv", index=False)
-    assert "unit" not in model(*LEARN, "b.csv", "--task", "c", "--epochs", "1")[1]
+    assert "unit" not in learned(model, frame, "b", "--task", "c", "--epochs", "1")
 
 
 def test_a_column_that_hardly_varies_on_its_known_scale_is_named(model):
-    table(seed=1, b=1e-3).to_csv("b.csv", index=False)
-    out = model(*LEARN, "b.csv", "--epochs", "1")[1]
+    out = learned(model, table(seed=1, b=1e-3), "b", "--epochs", "1")
     assert "note: column 'b' varies 9" in out or "note: column 'b' varies 1,0" in out
     assert "times less than before: if it has another unit, convert it\n" in out
-    table(seed=1).assign(b=0.5).to_csv("b.csv", index=False)
-    assert "times less" not in model(*LEARN, "b.csv", "--task", "c", "--epochs", "1")[1]  # a constant says nothing
+    assert "times less" not in learned(
+        model, table(seed=1).assign(b=0.5), "b", "--task", "c", "--epochs", "1"
+    )  # a constant says nothing
 
 
 def test_numbers_too_far_out_are_missing_if_there_is_no_new_scale(model):
     frame = table(seed=1)
     frame.loc[5, "b"] = 1e30
-    frame.to_csv("b.csv", index=False)
-    out = model(*LEARN, "b.csv", "--epochs", "20", "--unknown", "missing")[1]
+    out = learned(model, frame, "b", "--epochs", "20", "--unknown", "missing")
     told = "1 value is more than 1,000,000 standard deviations from what was learned, and counted as missing"
     assert f"note: {told}: line 7, column 'b' has 1e+30\n" in out
     assert accuracy(table(seed=2)) > 0.9
@@ -188,23 +180,21 @@ def test_inputs_too_large_for_a_likelihood_per_class_are_one_line():
 def test_a_very_large_number_has_an_exponent(model):
     frame = table(seed=1)
     frame["a"] *= 1e30
-    frame.to_csv("b.csv", index=False)
-    out = model("predict", "--model", "m", "--data", "b.csv", "--out", "p.csv")[1]
+    out = predicted(model, frame, "b")
     assert len(out.split("unfamiliar ")[1].split()[0]) < 12
     cells = pd.read_csv("p.csv", dtype=str).unfamiliar
     assert cells.str.fullmatch(r"\d\.\d{3}e\+\d\d").mean() > 0.9
 
 
 def test_names_that_differ_by_case_or_blanks_are_named(model):
-    table(seed=1).rename(columns={"a": "A"}).assign(c=1).to_csv("b.csv", index=False)
-    out = model(*LEARN, "b.csv", "--epochs", "1")[1]
+    out = learned(model, table(seed=1).rename(columns={"a": "A"}).assign(c=1), "b", "--epochs", "1")
     assert "note: there is no column a (new: A, c): its values count as missing\n" in out
     told = "'A' is not 'a', although only case or blanks differ: if it should be, rename it in the file"
     assert f"note: {told}\n" in out
 
 
 def test_several_columns_that_vanished_are_plural(evcl):
-    table().assign(c=np.arange(300) % 3).to_csv("a.csv", index=False)
-    evcl.done(*LEARN, "a.csv", "--target", "y", *FAST)
-    table(seed=1).drop(columns="b").to_csv("b.csv", index=False)
-    assert "there are no columns b, c: their values count as missing\n" in evcl(*LEARN, "b.csv", "--epochs", "1")[1]
+    learned(evcl, table().assign(c=np.arange(300) % 3), "a", "--target", "y", *FAST)
+    assert "there are no columns b, c: their values count as missing\n" in learned(
+        evcl, table(seed=1).drop(columns="b"), "b", "--epochs", "1"
+    )

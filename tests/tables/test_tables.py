@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from tabular import learned
 
 import evcl as package
 from evcl import tables
@@ -48,16 +49,14 @@ def rows_of(path):
 @pytest.fixture
 def model(evcl, made_once):
     def make():
-        people().to_csv("january.csv", index=False)
-        evcl.done("learn", "--model", "m", "--data", "january.csv", "--target", "buys", *FAST)
+        learned(evcl, people(), "january", "--target", "buys", *FAST)
 
     made_once(make)
     return evcl
 
 
 def test_the_whole_way(model):
-    people(seed=1, shift=1).to_csv("february.csv", index=False)
-    out = model.done("learn", "--model", "m", "--data", "february.csv")
+    out = learned(model, people(seed=1, shift=1), "february")
     assert "february: 180 examples of 2 classes learned in " in out
     assert "20 held out" in out
     assert "% before), NLL " in out
@@ -203,8 +202,7 @@ def test_a_model_is_a_learner_too(model):
 def test_new_classes_may_come(model):
     frame = people(seed=1)
     frame.loc[frame.age > 50, "buys"] = "maybe"
-    frame.to_csv("february.csv", index=False)
-    out = model.done("learn", "--model", "m", "--data", "february.csv", "--epochs", "60")
+    out = learned(model, frame, "february", "--epochs", "60")
     assert "new classes: maybe\n" in out  # so that a slip of the pen does not become one unseen
     model("predict", "--model", "m", "--data", "february.csv", "--out", "p.csv")
     found = rows_of("p.csv")
@@ -306,8 +304,7 @@ def test_a_new_model_says_how_it_took_the_columns(evcl):
 def test_heads_of_their_own_and_the_task_inferred(model):
     frame = people(seed=1, shift=6)
     frame["buys"] = np.where(frame.income > 3, "rent", "lease")
-    frame.to_csv("rents.csv", index=False)
-    model.done("learn", "--model", "m", "--data", "rents.csv", "--head", "new", "--epochs", "60")
+    learned(model, frame, "rents", "--head", "new", "--epochs", "60")
     model.done("predict", "--model", "m", "--data", "rents.csv", "--out", "known.csv", "--task", "rents")
     known = rows_of("known.csv")
     assert {row["prediction"] for row in known} <= {"rent", "lease"}
@@ -339,8 +336,7 @@ def test_columns_are_left_out_or_taken_as_categories(evcl):
     frame.drop(columns="id").to_parquet("february.parquet")  # without it, and with whole numbers as they are
     evcl.done("learn", "--model", "m", "--data", "february.parquet")
     frame["note"] = "x"
-    frame.to_csv("march.csv", index=False)
-    evcl.done("learn", "--model", "m", "--data", "march.csv", "--drop", "note")
+    learned(evcl, frame, "march", "--drop", "note")
 
 
 def test_a_quoted_cell_may_hold_lines_and_lines_are_still_counted(model):
@@ -491,14 +487,11 @@ def test_two_new_classes_a_month(evcl, keep):
 
 def test_a_month_without_a_class_is_named(model):
     frame = people(seed=1)
-    frame[frame.buys == "yes"].to_csv("february.csv", index=False)
-    out = model("learn", "--model", "m", "--data", "february.csv")[1]
+    out = learned(model, frame[frame.buys == "yes"], "february")
     told = "note: task 'february' has no rows of 'no', which its head knows, and may make it forget them: "
     assert f"{told}--keep 200 would keep rows of every class" in out
-    people(seed=2).to_csv("march.csv", index=False)
-    model.done("learn", "--model", "m", "--data", "march.csv", "--keep", "80")
-    people(seed=3)[lambda frame: frame.buys == "no"].to_csv("april.csv", index=False)
-    out = model("learn", "--model", "m", "--data", "april.csv")[1]
+    learned(model, people(seed=2), "march", "--keep", "80")
+    out = learned(model, people(seed=3)[lambda frame: frame.buys == "no"], "april")
     assert "forget" not in out  # rows of the other class are kept
     assert "earlier tasks now, on the rows kept of them: march " in out
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from tabular import learned, predicted
 
 from evcl import tables
 
@@ -38,11 +39,9 @@ def model(evcl, made_once):
 
 
 def test_the_whole_way(model):
-    homes(seed=1, shift=10).to_csv("february.csv", index=False)
-    out = model.done("learn", "--model", "m", "--data", "february.csv")
+    out = learned(model, homes(seed=1, shift=10), "february")
     assert " before); the target's deviation is " in out
-    homes(seed=2).to_csv("new.csv", index=False)
-    out = model.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
+    out = predicted(model, homes(seed=2), "new")
     assert "300 predicted, mean std " in out
     assert "within 95% intervals, against its labels" in out
     found = pd.read_csv("p.csv")
@@ -63,21 +62,19 @@ def test_the_whole_way(model):
 
 def test_rows_unlike_the_training_rows_get_a_note_and_wide_intervals(model):
     far = homes(10, seed=4)
-    assert "unlike" not in predicted(model, far)[0]
+    assert "unlike" not in said_and_found(model, far)[0]
     far.loc[:6, "size"] = 3000.0
-    said, found = predicted(model, far)
+    said, found = said_and_found(model, far)
     assert "note: 7 of 10 rows are unlike the training rows: such predictions mean little (epistemic above " in said
     assert (found.epistemic[:7] > 100).all()
     assert (found.epistemic[7:] < 53).all()
     assert (found.low_95[:7] < 0).all()  # as if the price stayed as it is at the largest size, and less
-    said, _ = predicted(model, far[:1])
+    said, _ = said_and_found(model, far[:1])
     assert "note: 1 of 1 row is unlike the training rows" in said
 
 
-def predicted(model, frame):
-    frame.to_csv("new.csv", index=False)
-    out = model.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
-    return out, pd.read_csv("p.csv")
+def said_and_found(model, frame):
+    return predicted(model, frame, "new"), pd.read_csv("p.csv")
 
 
 def test_counts_and_whole_numbers_are_asked_for(evcl):
@@ -125,8 +122,7 @@ def test_bad_input_is_refused_and_the_model_stays(model, change, arguments, mess
 def test_a_table_of_classes_stays_one(evcl):
     """1.5 among the labels of a later file is no reason to change what the model predicts."""
     table = homes().assign(label=lambda t: (t.price > 200).astype(int)).drop(columns=["price", "rooms"])
-    table.to_csv("a.csv", index=False)
-    evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "label", *FAST)
+    learned(evcl, table, "a", "--target", "label", *FAST)
     table.assign(label=table.label + 0.5).to_csv("b.csv", index=False)
     status, _, err = evcl("learn", "--model", "m", "--data", "b.csv")
     assert status != 0
@@ -135,8 +131,7 @@ def test_a_table_of_classes_stays_one(evcl):
 
 def test_large_numbers_that_hardly_vary_keep_their_digits(evcl):
     table = homes().assign(price=lambda t: t.price + 1e9)
-    table.drop(columns="rooms").to_csv("a.csv", index=False)
-    evcl.done("learn", "--model", "m", "--data", "a.csv", "--target", "price", *FAST)
+    learned(evcl, table.drop(columns="rooms"), "a", "--target", "price", *FAST)
     evcl.done("predict", "--model", "m", "--data", "a.csv", "--out", "p.csv")
     found = pd.read_csv("p.csv")
     assert found.prediction.nunique() > 250
@@ -146,11 +141,9 @@ def test_large_numbers_that_hardly_vary_keep_their_digits(evcl):
 def test_a_mistyped_target_is_named_and_does_little_harm(model):
     typed = homes(seed=1)
     typed.loc[40, "price"] = 1e6
-    typed.to_csv("february.csv", index=False)
-    out = model.done("learn", "--model", "m", "--data", "february.csv")
+    out = learned(model, typed, "february")
     told = "note: 1 row has a target far outside the others, learned as the largest or smallest of these: line 42 has "
     assert told + "1e+06" in out
-    homes(seed=2).to_csv("new.csv", index=False)
-    model.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
+    predicted(model, homes(seed=2), "new")
     found = pd.read_csv("p.csv")
     assert np.sqrt(((found.prediction - found.price) ** 2).mean()) < 25  # the deviation is 53

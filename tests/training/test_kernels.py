@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from evcl._core.randomness import DeviceNoise
-from evcl._core.settings import resolve, stack
+from evcl._core.settings import resolve
 from evcl.methods import METHODS, Distillation, Spring, Springs
 from evcl.nn import Gaussian
 from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
 from evcl.training import Pool, Run, TaskData, matmul_precision
 from evcl.training.data import find_lessons
 from evcl.training.rules import Update, gpu_kernels
+from evcl.training.run import stack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 triton = pytest.importorskip("triton", reason="needs Triton, which make test-all installs on Linux")

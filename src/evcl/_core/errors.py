@@ -55,12 +55,13 @@ class MissingExtra(EvclError, ImportError):
 
 
 class NoWeight(EvclError, AttributeError):
-    """A weight that a Bayesian layer does not have. It is also an AttributeError, so that `hasattr` returns False.
+    """A weight that a Bayesian layer does not have. It is also an AttributeError, so that `hasattr` returns False."""
 
-    `layer` is that layer, if it is known.
-    """
-
-    layer: object = None
+    def __init__(self, layer: object, name: str, where: str = "", instead: str = "call the layer") -> None:
+        kind = type(layer).__name__
+        where = f"{where!r} ({kind})" if where else kind
+        super().__init__(f"{where}: a Bayesian layer has no {name!r} to use directly: {instead}")
+        self.layer = layer
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, setting: str | None = None) -> UnknownName:

@@ -90,9 +90,7 @@ class Form:
         for one in self.inputs:
             start = places[one.sequence]
             places[one.sequence] = end = start + one.width
-            part = steps[:, :, start:end].unflatten(2, one.shape or (1,)) if one.sequence else x[:, start:end]
-            if not one.sequence:
-                part = part.unflatten(1, one.shape or (1,))
+            part = (steps if one.sequence else x)[..., start:end].unflatten(-1, one.shape or (1,))
             part = part if one.shape else part.squeeze(-1)
             if one.kind != "float":
                 part = part != 0 if one.kind == "bool" else part.long() + one.pad

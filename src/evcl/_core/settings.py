@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -175,19 +175,3 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, object
         if name not in known:
             raise unknown(f"setting of {owner}", name, known, setting=name)
     return Settings({name: setting.check(name, given.get(name, setting.default)) for name, setting in known.items()})
-
-
-def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
-    """Combine the settings of R replicas: real numbers that differ become [R, 1] tensors; all others must agree."""
-    stacked: dict[str, object] = {}
-    for name, value in settings[0].items():
-        values = [s[name] for s in settings]
-        if all(v == value for v in values):
-            stacked[name] = value
-        elif all(isinstance(v, float) for v in values):
-            stacked[name] = like.new_tensor(values).unsqueeze(1)
-        else:
-            raise EvclError(
-                f"replicas that share a program must have the same {name}, but these have {values}", setting=name
-            )
-    return Settings(stacked)

@@ -254,6 +254,12 @@ def _numbered(task: Task, head: str) -> Task:
     return replace(task, head=head, classes=classes, train=train, test=test, validation=numbered(task.validation))
 
 
+def parted(whole: Examples, count: int, purpose: str) -> tuple[Examples, Examples]:
+    """The examples without `count` of them, stratified, and these; the split is fixed."""
+    kept, held = stratified(whole.labels, count, generator(0, purpose))
+    return whole.select(kept), whole.select(held)
+
+
 def split_tasks(
     train: Examples, test: Examples, groups: Sequence[tuple[int, ...]], words: Sequence[str] | None = None
 ) -> list[Task]:

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 
 from evcl._core import inputs
 from evcl._core.errors import EvclError
-from evcl._core.randomness import Purpose, generator
+from evcl._core.randomness import Purpose
 from evcl._core.settings import SEED
-from evcl._core.tasks import Examples, Task, stratified
-from evcl.benchmarks.benchmark import Benchmark, check_groups, permuted_tasks, split_tasks
+from evcl._core.tasks import Examples, Task
+from evcl.benchmarks.benchmark import Benchmark, check_groups, parted, permuted_tasks, split_tasks
 
 T = TypeVar("T")
 HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`
@@ -173,8 +173,7 @@ def _parts(x: ArrayLike, y: ArrayLike, test: Held) -> tuple[Examples, Examples]:
     if not isinstance(test, (int, float)) or not 0 < test < 1:
         came = f"{len(test)} things" if isinstance(test, (tuple, list)) else repr(test)
         raise EvclError(f"test must be a fraction between 0 and 1, or a pair (x, y), not {came}")
-    kept, held = stratified(whole.labels, max(1, round(test * len(whole))), generator(0, Purpose.TEST))
-    return whole.select(kept), whole.select(held)
+    return parted(whole, max(1, round(test * len(whole))), Purpose.TEST)
 
 
 def _examples(x: ArrayLike, y: ArrayLike, what: str) -> Examples:

@@ -14,9 +14,9 @@ from torch import nn
 
 from evcl import data
 from evcl._core.errors import EvclError
-from evcl._core.randomness import Purpose, generator
-from evcl._core.tasks import Examples, Task, stratified
-from evcl.benchmarks.benchmark import Benchmark, Entry, Request, entry, permuted_tasks, split_tasks
+from evcl._core.randomness import Purpose
+from evcl._core.tasks import Examples, Task
+from evcl.benchmarks.benchmark import Benchmark, Entry, Request, entry, parted, permuted_tasks, split_tasks
 
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]
@@ -69,8 +69,7 @@ def notmnist(data_dir: Path | None) -> Parts:
         first.setdefault(key, row)
     rows = np.array([row for key, row in first.items() if len(letters[key]) == 1])
     whole = _examples(found.train_images[rows], found.train_labels[rows], SIGNED)
-    train, test = stratified(whole.labels, round(0.2 * len(whole)), generator(0, Purpose.NOTMNIST))
-    return whole.select(train), whole.select(test)
+    return parted(whole, round(0.2 * len(whole)), Purpose.NOTMNIST)
 
 
 @cache
@@ -78,8 +77,7 @@ def digits(_: Path | None = None) -> Parts:
     """scikit-learn's digits, 1,400 to train and 397 to test, stratified; the split is fixed."""
     images, labels = data.digits()
     whole = Examples(torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long())
-    train, test = stratified(whole.labels, 397, generator(0, Purpose.DIGITS))
-    return whole.select(train), whole.select(test)
+    return parted(whole, 397, Purpose.DIGITS)
 
 
 def _split(

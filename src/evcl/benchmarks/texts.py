@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.randomness import Purpose, generator
-from evcl._core.tasks import Examples, Task, stratified
-from evcl.benchmarks.benchmark import Benchmark, Request, entry
+from evcl._core.tasks import Examples, Task
+from evcl.benchmarks.benchmark import Benchmark, Request, entry, parted
 from evcl.data import load_texts
 from evcl.nn import LoRA, minilm, minilm_tokeniser
 
@@ -96,7 +96,7 @@ def _question(part: Examples, topic: int, name: str) -> Examples:
 def _bbc_parts(data_dir: Path | None) -> Parts:
     texts, labels = load_texts("bbc", data_dir)
     x, rows = _distinct(_pieces(texts, data_dir))
-    return _parts(x, torch.from_numpy(labels).long()[rows], Purpose.BBC)
+    return parted(Examples(x, torch.from_numpy(labels).long()[rows]), round(0.2 * len(x)), Purpose.BBC)
 
 
 def _mails(request: Request) -> Benchmark:
@@ -119,7 +119,7 @@ def _mail_parts(data_dir: Path | None) -> dict[str, Parts]:
     for k, (name, end) in enumerate(MONTHS.items()):
         own = [row for row, i in enumerate(rows.tolist()) if start < kept[i][0] <= end]
         labels = torch.tensor([dated[kept[int(rows[row])][1]][2] for row in own])
-        found[name] = _parts(x[own], labels, Purpose.MAILS.of(k))
+        found[name] = parted(Examples(x[own], labels), round(0.2 * len(own)), Purpose.MAILS.of(k))
         start = end
     return found
 
@@ -156,12 +156,6 @@ def _distinct(x: Tensor) -> tuple[Tensor, Tensor]:
         first.setdefault(row.tobytes(), i)
     rows = torch.tensor(list(first.values()))
     return x[rows], rows
-
-
-def _parts(x: Tensor, labels: Tensor, purpose: str) -> Parts:
-    whole = Examples(x, labels)
-    train, test = stratified(labels, round(0.2 * len(labels)), generator(0, purpose))
-    return whole.select(train), whole.select(test)
 
 
 ENTRIES = (

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evcl.cli.options import one_thread
-from evcl.cli.progress import console, plain_table
-from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shortened, size_of
+from evcl.cli.options import AsJson, Quiet, one_thread
+from evcl.cli.progress import Voice, columns_of, console, many, percent, plain_table, shortened, size_of
 from evcl.cli.stream import inspect_stream
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from evcl import tables
+
+
+Facts = dict[str, Any]  # as JSON has them
 
 
 def inspect(
@@ -92,7 +94,7 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
 
 def _table(*columns: str) -> Table:
     """A table with a line for each task."""
-    table = plain_table("task", "learned", "rows", *columns, left=2, wide=console().width >= 80, overflow="fold")
+    table = plain_table("task", "learned", "rows", *columns, left=2, wide=console().width >= 80)
     for column in table.columns[1:]:
         column.no_wrap = True
     return table
@@ -110,7 +112,7 @@ def _show_numbers(found: tables.Model) -> None:
     console().print("Measured on the rows held out of each file, when it was learned; coverage: of 95% intervals.")
 
 
-def _facts(path: Path, card: dict[str, Any], found: tables.Model) -> dict[str, Any]:
+def _facts(path: Path, card: Facts, found: tables.Model) -> Facts:
     """What `inspect` shows, as a JSON object."""
     from evcl.tables.earlier import standing
 
@@ -131,7 +133,7 @@ def _facts(path: Path, card: dict[str, Any], found: tables.Model) -> dict[str, A
     }
 
 
-def _head_lines(model: Path, card: dict[str, Any], voice: Voice) -> None:
+def _head_lines(model: Path, card: Facts, voice: Voice) -> None:
     """What the card of any model begins with."""
     from evcl import methods
 
@@ -145,7 +147,7 @@ def _head_lines(model: Path, card: dict[str, Any], voice: Voice) -> None:
         voice.fact("saved by", ", ".join(f"{name} {version}" for name, version in card["versions"].items()))
 
 
-def _show_learner(card: dict[str, Any], voice: Voice) -> None:
+def _show_learner(card: Facts, voice: Voice) -> None:
     """Show the card of a model that was saved from Python."""
     voice.fact("weights", f"{card['weights']:,} that learn" + (", adapters of a base model" if "base" in card else ""))
     for name, classes in list(card["heads"].items())[:12]:

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 import typer.main
@@ -19,6 +19,9 @@ from typer.core import TyperCommand, TyperGroup
 from evcl import experiments
 from evcl._core.catalogue import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl._core.errors import EvclError
+
+if TYPE_CHECKING:
+    from evcl.tables.source import Dialect
 
 
 def a_method(incomplete: str) -> list[str]:
@@ -78,6 +81,40 @@ def _option(name: str, hint: object) -> object:
     kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
     return Annotated[(kind, *(typer.Option(*flag, help=one) if isinstance(one, str) else one for one in about))]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Quiet = Annotated[bool, "Print nothing, except errors."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """The options of commands that read a user's files."""
+
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out. May be repeated.")
+    ] = None
+    separator: Annotated[str | None, "What separates columns: ; or tab or space [detected]."] = None
+    decimal: Annotated[str | None, "The decimal sign, . or , [detected]."] = None
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A text or number that means a missing value. May be repeated."),
+    ] = None
+    query: Annotated[str | None, "SQL that selects the rows, if the data is a DuckDB database."] = None
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    def dialect(self) -> Dialect:
+        """How texts of the file are written."""
+        from evcl.tables.source import Dialect
+
+        named = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ","}
+        separator = None if self.separator is None else named.get(self.separator, self.separator)
+        if separator is not None and (len(separator) != 1 or separator.isalnum() or separator in '."\n'):
+            raise Usage(f"--separator takes one character, tab or space, not {separator!r}")
+        if self.decimal not in (None, ".", ","):
+            raise Usage(f"--decimal must be . or , not {self.decimal!r}")
+        return Dialect(separator, self.decimal, tuple(self.missing or ()), self.query)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +208,7 @@ def chosen_seeds(count: int | None, listed: str | None) -> list[int]:
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 # The exception typer raises for wrong usage: click's class or, depending on typer's version, its own copy of it.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+Click = Any  # the types of click, of which some versions of typer have a copy of their own
 GIVEN = "evcl.given"  # the key of a context's `meta` that holds the options as they were given
 KINDS = {"integer": "a whole number", "number": "a number", "float": "a number"}  # words of typer's messages
 SECTIONS = {  # of evcl --help, in order: each command, and the file that it is in
@@ -187,7 +225,7 @@ HOMES = {name: home for commands in SECTIONS.values() for name, home in commands
 class Once(TyperCommand):
     """A command that refuses an option that is given twice, unless it may be repeated: the last one would win."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Click, args: list[str]) -> list[str]:
         single = {
             name: param
             for param in self.params
@@ -228,10 +266,10 @@ INSTEAD = {  # names that a newcomer may try
 class Sections(TyperGroup):
     """The group of all commands, imported when they are used. Its help lists them by what they are for."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Click) -> list[str]:
         return list(HOMES)
 
-    def get_command(self, ctx: Any, name: str) -> Any:
+    def get_command(self, ctx: Click, name: str) -> Click:
         if name in HOMES and name not in self.commands:
             found = getattr(import_module(f"evcl.cli.{HOMES[name]}"), "list_" if name == "list" else name)
             if not isinstance(found, typer.Typer):
@@ -241,7 +279,7 @@ class Sections(TyperGroup):
             self.commands[name] = typer.main.get_command(found)
         return self.commands.get(name)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Click, args: list[str]) -> Click:
         if args and args[0] in INSTEAD:
             raise UsageError(f"No such command {args[0]!r}: {INSTEAD[args[0]]}", ctx)
         if args and args[0] not in HOMES:  # the message suggests one of all
@@ -249,7 +287,7 @@ class Sections(TyperGroup):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Click) -> Click:
         try:
             found = super().invoke(ctx)
             sys.stdout.flush()  # a closed pipe shows here at the latest, not when Python ends
@@ -259,7 +297,7 @@ class Sections(TyperGroup):
             raise ClosedPipe from error
         return found
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: Click, formatter: Click) -> None:
         width = max(map(len, HOMES))
         for title, names in SECTIONS.items():
             rows = [(name.ljust(width), self.get_command(ctx, name)) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +16,16 @@ import typer
 from evcl import experiments
 from evcl._core.shown import shown
 from evcl.callbacks import Callback, Epoch
+from evcl.cli.options import Usage
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from evcl import tables
     from evcl.experiments import Config, Event, Failure, Result
     from evcl.experiments.paper import Forecast
+    from evcl.experiments.search import Found
 
     OnEvent = Callable[[int, Event], None]
     Show = Callable[..., None]
@@ -55,13 +59,13 @@ def print_line(text: str) -> None:
     console().print(text, soft_wrap=True)
 
 
-def plain_table(*columns: str, left: int = 1, wide: bool = True, **options: Any) -> Table:
+def plain_table(*columns: str, left: int = 1, wide: bool = True) -> Table:
     """A table without lines. All columns but the first `left` are of numbers."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i >= left else "left", **options)
+        table.add_column(column, justify="right" if i >= left else "left", overflow="fold")
     return table
 
 
@@ -234,7 +238,7 @@ def write_report_of(folder: Path, title: str) -> None:
     print_line(f"page:    {written[-1]}")
 
 
-def print_trials(found: Mapping[str, Any], count: int = 3) -> None:
+def print_trials(found: Found, count: int = 3) -> None:
     from rich.table import Table
 
     again = ", measured again" if "confirmed" in found else ""
@@ -249,3 +253,59 @@ def print_trials(found: Mapping[str, Any], count: int = 3) -> None:
             value += "" if std is None else f" ± {score.scale * std:.2f}"
             table.add_row(method, value, " ".join(f"{name}={value}" for name, value in trial["settings"].items()))
     console().print(table)
+
+
+class Voice:
+    """Prints facts as text; with `as_json`, nothing but one JSON object at the end; with `quiet`, nothing at all."""
+
+    def __init__(self, as_json: bool = False, quiet: bool = False, to_stderr: bool = False) -> None:
+        if as_json and quiet:
+            raise Usage("--json and --quiet cannot be used together")
+        self.silent, self._as_json, self._to_stderr = as_json or quiet, as_json, to_stderr
+
+    def say(self, text: str) -> None:
+        if self.silent:
+            return
+        if self._to_stderr:
+            echo(text, err=True)
+        else:
+            print_line(text)
+
+    def fact(self, name: str, text: str) -> None:
+        self.say(f"{name:<8} {text}")
+
+    def end(self, facts: Mapping[str, object]) -> None:
+        if self._as_json:
+            echo(json.dumps(facts, default=str))
+
+
+def columns_of(model: tables.Model) -> str:
+    """How each column was read; for example, a code that is text shows up as a category."""
+    from evcl.tables.encoding import Number
+
+    encoder, names = model.encoder, []
+    for name in encoder.names:
+        part, texts = encoder.parts(name)[0], len(encoder.texts(name))
+        if isinstance(part, Number):
+            kind = f" ({' x '.join(map(str, part.shape))} numbers)" if part.shape else ""
+        else:
+            kind = " (dates)" if part.kind == "time" else f" ({many(texts, 'category', 'categories')})"
+        names.append(name + kind)
+    return shortened(names)
+
+
+def shortened(names: list[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def many(count: int, one: str, several: str | None = None) -> str:
+    """The number with the noun: 1 class, 2 classes."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.1f}%"
+
+
+def size_of(path: Path) -> str:
+    return f"{path.stat().st_size / 1000:,.0f} kB"

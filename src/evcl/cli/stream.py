@@ -10,9 +10,8 @@ import typer
 
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
-from evcl.cli.options import one_thread, usage
-from evcl.cli.progress import bars, console, plain_table
-from evcl.cli.say import FileOptions, Voice, many, percent, shortened, size_of
+from evcl.cli.options import FileOptions, one_thread, usage
+from evcl.cli.progress import Voice, bars, console, many, percent, plain_table, shortened, size_of
 
 if TYPE_CHECKING:
     from rich.table import Table

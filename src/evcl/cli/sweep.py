@@ -43,14 +43,11 @@ def sweep(options: SweepOptions) -> None:
     """
     file = options.file
     experiments.load_plugins(options.plugin or [])
-    folder = options.out or file.parent / file.stem
-    if folder == file:
-        raise Usage("--out is needed: the default folder is the sweep file without its suffix, and this file has none")
+    folder = _folder(options.out, file, "sweep")
     with usage():
-        experiments.read_sweep(file)  # find mistakes before waiting for a cluster
+        cells = experiments.read_sweep(file)  # finds mistakes before waiting for a cluster
     engine, device, precision = options.make_engine()
-    with usage():
-        cells = experiments.read_sweep(file, device, precision)
+    cells = [replace(cell, device=device, precision=precision) for cell in cells]
     one_thread()
     store = experiments.Store(folder)
     store.declare(cells)
@@ -63,6 +60,15 @@ def sweep(options: SweepOptions) -> None:
     _print(experiments.standing(folder))
     if failed:
         raise EvclError(f"{failed} of {len(cells)} cells failed: see evcl status {folder}; --retry-failed retries them")
+
+
+def _folder(out: Path | None, file: Path, kind: str) -> Path:
+    folder = out or file.with_suffix("")
+    if folder == file:
+        raise Usage(
+            f"--out is needed: the default folder is the {kind} file without its suffix, and this file has none"
+        )
+    return folder
 
 
 def status(folder: Annotated[Path, typer.Argument(help="A folder that evcl sweep, reproduce or tune made.")]) -> None:
@@ -85,7 +91,7 @@ def _print(cells: Sequence[experiments.Standing]) -> None:
     for (name, message), count in failures.most_common(SHOWN):
         print_line(f"  failed: {count} of {name}: {message}")
     if len(failures) > SHOWN:
-        console().print(f"  and {len(failures) - SHOWN} other failures")
+        print_line(f"  and {len(failures) - SHOWN} other failures")
     groups: dict[str, list[experiments.Standing]] = {}
     for each in cells:
         groups.setdefault(f"{each.cell['benchmark']}, {each.cell['tasks']} tasks", []).append(each)
@@ -208,9 +214,7 @@ def tune(options: TuneOptions) -> None:
             if name not in search.benchmarks:
                 raise unknown("benchmark of the search", name, search.benchmarks)
     engine, device, precision = options.make_engine()
-    folder = options.out or options.search.parent / options.search.stem
-    if folder == options.search:
-        raise Usage("--out is needed: the default folder is the search file without its suffix, and this file has none")
+    folder = _folder(options.out, options.search, "search")
     one_thread()
     for name in names:
         path = folder / experiments.result_name(name)

@@ -12,6 +12,7 @@ from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
 from evcl._core.settings import SEED, VALIDATION, Setting, resolve
 from evcl.cli.options import (
+    FileOptions,
     GivenSettings,
     OneDevice,
     Usage,
@@ -21,8 +22,7 @@ from evcl.cli.options import (
     settings,
     usage,
 )
-from evcl.cli.progress import epochs_bar
-from evcl.cli.say import FileOptions, Voice, columns_of, many, percent, shortened, size_of
+from evcl.cli.progress import Voice, columns_of, epochs_bar, many, percent, shortened, size_of
 
 if TYPE_CHECKING:
     from evcl import tables

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
         score_of,
     )
     from evcl.experiments.run import Event, execute
-    from evcl.experiments.search import best_trial, read_found, read_search, result_name, tune, write_found
+    from evcl.experiments.search import best_trial, read_found, read_search, read_sweep, result_name, tune, write_found
     from evcl.experiments.store import Failure, Standing, Store, standing, varied
-    from evcl.experiments.sweep import read_sweep
     from evcl.training import Checkpoints, Stopped
 else:
     __getattr__, __dir__ = lazily(
@@ -55,9 +54,8 @@ else:
             "evcl.experiments.reading": "read_result",
             "evcl.experiments.result": "CELLS HIDDEN RESULT SCORES Environment Result Score Summary merge score_of",
             "evcl.experiments.run": "Event execute",
-            "evcl.experiments.search": "best_trial read_found read_search result_name tune write_found",
+            "evcl.experiments.search": "best_trial read_found read_search read_sweep result_name tune write_found",
             "evcl.experiments.store": "Failure Standing Store standing varied",
-            "evcl.experiments.sweep": "read_sweep",
             "evcl.training": "Checkpoints Stopped",
         },
     )

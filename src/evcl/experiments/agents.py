@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from msgspec.structs import asdict
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evcl import metrics, rl
@@ -56,7 +56,7 @@ def execute(
                 raise
             if len(cells) > 1:  # find out which of them diverge
                 return [execute([cell], on_event, True, None)[0] for cell in cells]
-            return [_made(cells[0], np.full((lead.tasks, lead.tasks), np.nan), 0.0, None, machine, None)]
+            return [_made(cells[0], np.full((lead.tasks, lead.tasks), np.nan, np.float32), 0.0, None, machine, None)]
     seconds, size = found.seconds / len(cells), found.agent.memory_bytes()
     each = zip(cells, found.returns.numpy(), _films(found.agent), strict=True)
     return [_made(cell, matrix, seconds, size, machine, film) for cell, matrix, film in each]
@@ -83,7 +83,7 @@ def _films(agent: rl.Agent) -> list[str]:
 
 
 def _made(
-    cell: Config, matrix: Any, seconds: float, size: int | None, machine: Environment, film: str | None
+    cell: Config, matrix: NDArray[np.float32], seconds: float, size: int | None, machine: Environment, film: str | None
 ) -> Result:
     """The result of a cell, from its matrix of returns."""
     hidden = list(getattr(rl.stream(cell.benchmark, cell.tasks).network(), "hidden", ()))

@@ -9,15 +9,15 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from evcl._core.errors import EvclError
 from evcl.experiments.config import Config, where
+from evcl.experiments.config_file import Space
 from evcl.experiments.folder import open_folder, write_result
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import HIDDEN, score_of
@@ -44,7 +44,7 @@ class Plan:
     """
 
     search_of: Callable[[str, Sequence[str]], Search]
-    config_of: Callable[[str, str, Mapping[str, Any], str, str | None], Config]
+    config_of: Callable[[str, str, Space, str, str | None], Config]
     searched: Callable[[str], str] = lambda benchmark: benchmark
 
 

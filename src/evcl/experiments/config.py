@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +12,7 @@ from evcl import benchmarks, methods
 from evcl._core import bounds
 from evcl._core.errors import EvclError
 from evcl._core.settings import SEED, VALIDATION, Settings, resolve
+from evcl.experiments.config_file import Space
 from evcl.experiments.known import preset as get_preset
 from evcl.experiments.trunk import parsed
 
@@ -60,7 +61,7 @@ def configure(
     preset: str = "tuned",
     seeds: Sequence[int] = (0, 1, 2),
     tasks: int | None = None,
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, object] | None = None,
     device: str = "cpu",
     precision: str | None = None,
 ) -> Config:
@@ -79,7 +80,7 @@ def configure(
     count = benchmarks.check_tasks(entry, tasks)
     if preset in ("paper", "authors") and (entry.kind is not None or entry.score == "log_likelihood"):
         raise EvclError(f"{benchmark} is not in the paper: leave out --preset", setting="preset")
-    values = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
+    values: Space = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
     usual = values.pop("tasks", None)
     count = count if tasks is not None or usual is None else benchmarks.check_tasks(entry, usual)
     network = str(values.pop("network", ""))

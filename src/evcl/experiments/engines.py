@@ -24,8 +24,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import torch
@@ -35,7 +37,7 @@ from evcl._core.interrupts import deferred
 from evcl.experiments.config import Config
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.result import Result
-from evcl.experiments.run import REPLICAS, Event, execute_together
+from evcl.experiments.run import REPLICAS, Event, OnEvents, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
 PROGRAMS = 6  # at a time on a GPU
@@ -103,21 +105,12 @@ class Inline:
             time.sleep(timeout)
             return []
         number, cells, checkpoints = self.waiting.pop()
-
-        def tell(some: Sequence[int], event: Event) -> None:
-            self.on_event(number, some, event)
-
         try:
-            return [(number, self.run(cells, tell, checkpoints))]
+            return [(number, self.run(cells, partial(self.on_event, number), checkpoints))]
         except Exception as error:
             return [(number, error)]
 
-    def run(
-        self,
-        cells: Sequence[Config],
-        on_event: Callable[[Sequence[int], Event], object],
-        checkpoints: Checkpoints | None,
-    ) -> list[Result]:
+    def run(self, cells: Sequence[Config], on_event: OnEvents, checkpoints: Checkpoints | None) -> list[Result]:
         return execute_together(cells, on_event, self.allow_divergence, checkpoints=checkpoints)
 
     def close(self) -> None:
@@ -139,7 +132,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def _start_worker(pipe: Connection, allow_divergence: bool) -> Any:
+def _start_worker(pipe: Connection, allow_divergence: bool) -> BaseProcess:
     """A process that runs `_work`. Where it can be, it is the copy of a process that has imported this module already:
     importing torch takes seconds. On a Mac, a process may not go on after it is copied.
     """
@@ -147,7 +140,9 @@ def _start_worker(pipe: Connection, allow_divergence: bool) -> Any:
         context: Any = multiprocessing.get_context(kind)
         if kind == "forkserver":
             context.set_forkserver_preload([__name__])
-        process = context.Process(target=_work, args=(pipe, allow_divergence, dict(os.environ)), daemon=True)
+        process: BaseProcess = context.Process(
+            target=_work, args=(pipe, allow_divergence, dict(os.environ)), daemon=True
+        )
         try:
             process.start()
         except ChildProcessError:  # this process was forked from one that has such a process: it is not ours to copy
@@ -191,7 +186,7 @@ def portable(error: Exception) -> Exception:
 
 @dataclass
 class _Worker:
-    process: Any
+    process: BaseProcess
     pipe: Connection
     number: int | None = None  # of the program it runs
 
@@ -206,7 +201,7 @@ class Processes:
         self.workers: list[_Worker] = []
         self.running: dict[int, tuple[Sequence[Config], Checkpoints | None]] = {}
         self.died: dict[int, int] = {}  # program -> how often its process died
-        self._lost: list[tuple[int, Outcome]] = []
+        self._ended: list[tuple[int, Outcome]] = []
 
     def free(self) -> int:
         return self.most - len(self.running)
@@ -226,10 +221,9 @@ class Processes:
 
     def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
         busy = [worker for worker in self.workers if worker.number is not None]
-        if not busy and not self._lost:
+        if not busy and not self._ended:
             time.sleep(timeout)
-        some = wait_for([worker.pipe for worker in busy], 0 if self._lost else timeout) if busy else []
-        found: list[tuple[int, Outcome]] = []
+        some = wait_for([worker.pipe for worker in busy], 0 if self._ended else timeout) if busy else []
         for worker in (worker for worker in busy if worker.pipe in some):
             assert worker.number is not None
             try:
@@ -240,10 +234,10 @@ class Processes:
             if isinstance(came, tuple):
                 self.on_event(worker.number, *came)
                 continue
-            found.append((worker.number, came))
+            self._ended.append((worker.number, came))
             self.running.pop(worker.number)
             worker.number = None
-        found, self._lost = found + self._lost, []
+        found, self._ended = self._ended, []
         return found
 
     def _bury(self, worker: _Worker) -> None:
@@ -258,9 +252,9 @@ class Processes:
         if self.died[number] <= RETRIES:
             self.start(number, cells, checkpoints and replace(checkpoints, resume=True))
             return
-        code = worker.process.exitcode
+        code = worker.process.exitcode or 0
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-        self._lost.append((number, Died(f"its process ended {how}, {RETRIES + 1} times; too little memory?")))
+        self._ended.append((number, Died(f"its process ended {how}, {RETRIES + 1} times; too little memory?")))
 
     def close(self) -> None:
         """Stop the workers. They have `GRACE` seconds to save checkpoints, unless Ctrl-C is pressed again."""

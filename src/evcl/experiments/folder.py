@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evcl._core.errors import EvclError
 from evcl._core.files import (
@@ -136,17 +136,19 @@ SECONDS = Setting(60.0, "seconds between two checkpoints; 0: only after each tas
 """How often a run saves a checkpoint."""
 
 
-def describe(config: Config) -> dict[str, Any]:
-    """Everything that determines a result. The preset's name is not part of it; its settings are.
+def _settings(config: Config) -> dict[str, object]:
+    """The settings without switches that are off: a new one does not change the description of earlier results."""
+    return {name: value for name, value in config.settings.items() if value is not False}
 
-    A switch that is off is left out: a new one does not change the description of earlier results.
-    """
+
+def describe(config: Config) -> dict[str, object]:
+    """Everything that determines a result. The preset's name is not part of it; its settings are."""
     return {
         "benchmark": config.benchmark,
         "method": config.method,
         "seeds": list(config.seeds),
         "tasks": config.tasks,
-        "settings": {name: value for name, value in config.settings.items() if value is not False},
+        "settings": _settings(config),
         "device": config.device,
         "precision": config.precision,
         **({"network": config.network} if config.network else {}),
@@ -154,11 +156,11 @@ def describe(config: Config) -> dict[str, Any]:
     }
 
 
-def identity(config: Config) -> dict[str, Any]:
+def identity(config: Config) -> dict[str, object]:
     """The description of the configuration that a checkpoint belongs to."""
     about = describe(config)
-    settings: dict[str, Any] = about.pop("settings")
-    return {**about, **settings}
+    del about["settings"]
+    return about | _settings(config)
 
 
 def program_name(configs: Sequence[Config]) -> str:

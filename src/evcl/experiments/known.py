@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError, unknown
 from evcl._core.settings import CORESET, ELASTIC, Setting
+from evcl.experiments.config_file import Space
 
 if TYPE_CHECKING:
     from evcl.benchmarks import Entry
@@ -45,15 +46,17 @@ class KnownMethod(NamedTuple):
 
 
 @cache
-def _table() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files("evcl.experiments").joinpath("known.json").read_text("utf-8"))
+def _table(name: str) -> dict[str, Any]:
+    """The contents of a file beside this one."""
+    text = files("evcl.experiments").joinpath(name).read_text("utf-8")
+    found: dict[str, Any] = (json if name.endswith("json") else tomllib).loads(text)
     return found
 
 
 def known_benchmark(name: str) -> KnownBenchmark | None:
     """The benchmark of this name; None if there is none."""
     if name in BENCHMARK_SUMMARIES:
-        return KnownBenchmark(BENCHMARK_SUMMARIES[name], **_table()["benchmarks"][name])
+        return KnownBenchmark(BENCHMARK_SUMMARIES[name], **_table("known.json")["benchmarks"][name])
     if "evcl.benchmarks" in sys.modules:  # otherwise nothing has been registered
         from evcl.benchmarks import BENCHMARKS
 
@@ -65,7 +68,7 @@ def known_benchmark(name: str) -> KnownBenchmark | None:
 
 @cache
 def _stored(kind: str, name: str) -> KnownMethod:
-    found = _table()["methods"][kind][name]
+    found = _table("known.json")["methods"][kind][name]
     settings = {
         key: Setting(value[0], "", choices=tuple(value[1])) if isinstance(value, list) else Setting(value, "")
         for key, value in found["settings"].items()
@@ -77,7 +80,7 @@ def known_method(benchmark: str, name: str) -> KnownMethod | None:
     """The method of this name with the settings that it has on a benchmark; None if there is none."""
     about = known_benchmark(benchmark)
     kind = "tasks" if about is None else about.kind
-    if name in _table()["methods"].get(kind, {}):
+    if name in _table("known.json")["methods"].get(kind, {}):
         return _stored(kind, name)
     if "evcl.methods" not in sys.modules:
         return None
@@ -100,12 +103,7 @@ SUMMARIES = {
 """Maps each preset to a one-line summary."""
 
 
-@cache
-def _presets() -> dict[str, Any]:
-    return tomllib.loads(files("evcl.experiments").joinpath("presets.toml").read_text("utf-8"))
-
-
-def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int | None = None) -> dict[str, Any]:
+def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int | None = None) -> Space:
     """The settings that a preset gives a method on a benchmark; more specific tables win.
 
     The preset `authors` also says which `network` and how many `tasks` the authors used.
@@ -124,8 +122,8 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     own = method.known_settings
     parts = {"elastic": ELASTIC.keys(), "distillation": {"distill", "distill_temperature"}, "coreset": CORESET.keys()}
     groups += [part for part, names in parts.items() if names <= own.keys()]
-    found: dict[str, Any] = {}
-    known = _presets().get(name, {})
+    found: Space = {}
+    known = _table("presets.toml").get(name, {})
     if name == "authors" and method.name not in known.get(benchmark, {}):
         published = [one for one, tables in known.items() if method.name in tables]
         there = sorted(known.get(benchmark, {}))

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.ranks import Ranks
@@ -206,7 +205,7 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     """Groups of configurations that can share a program of at most `replicas` replicas: those that differ only in
     real-valued settings.
     """
-    found: list[tuple[Any, list[int]]] = []
+    found: list[tuple[object, list[int]]] = []
     for i, config in enumerate(configs):
         free = {name for name, value in config.settings.items() if isinstance(value, float) and name != "validation"}
         fixed = {name: None if name in free else value for name, value in config.settings.items()}
@@ -244,49 +243,32 @@ def execute_all(
         for i, config in enumerate(configs):
             yield i, execute_seeds(config, partial(on_event, i), allow_divergence, workers, ranks, checkpoints)
         return
-    parts: dict[tuple[str, str], list[int]] = {}
+    heard = [Seeds(config, partial(on_event, i)) for i, config in enumerate(configs)]
+    ended: list[dict[int, Result]] = [{} for _ in configs]
+    places: dict[tuple[str, str], list[tuple[int, Config]]] = {}
     for i, config in enumerate(configs):
-        parts.setdefault((config.device, config.precision), []).append(i)
+        places.setdefault((config.device, config.precision), []).extend((i, cell) for cell in config.cells)
     failed: list[str] = []
     with contextlib.ExitStack() as stack:
         if store is None:
             store = Store(Path(stack.enter_context(TemporaryDirectory(prefix="evcl-"))))
-        for (device, precision), members in parts.items():
-            cells = [(i, cell) for i in members for cell in configs[i].cells]
-            here = engine or partial(
-                engines.local, device, precision, workers=workers, allow_divergence=allow_divergence
-            )
-            yield from _gathered(configs, cells, on_event, here, store, allow_divergence, failed)
+        for (device, precision), members in places.items():
+
+            def hear(some: Sequence[int], event: Event, members: list[tuple[int, Config]] = members) -> None:
+                for i in dict.fromkeys(members[c][0] for c in some):
+                    heard[i](event)
+
+            local = partial(engines.local, device, precision, workers=workers, allow_divergence=allow_divergence)
+            cells = [cell for _, cell in members]
+            for c, outcome in work(cells, store, engine or local, hear, True, allow_divergence):
+                i, cell = members[c]
+                if isinstance(outcome, Failure):
+                    if outcome.result is None:
+                        failed.append(f"{cell.name} seed {cell.seed}: {outcome.message}")
+                        continue
+                    outcome = outcome.result  # it diverged
+                ended[i][cell.seed] = outcome
+                if len(ended[i]) == len(configs[i].seeds):
+                    yield i, merge([ended[i][seed] for seed in configs[i].seeds])
     if failed:
         raise EvclError(f"{len(failed)} failed, the first: {failed[0]}")
-
-
-def _gathered(
-    configs: Sequence[Config],
-    cells: Sequence[tuple[int, Config]],
-    on_event: Callable[[int, Event], None],
-    engine: MakeEngine,
-    store: Store,
-    allow_divergence: bool,
-    failed: list[str],
-) -> Iterator[tuple[int, Result]]:
-    """Yield the merged result of each configuration when all its seeds have ended; `cells` must hold all of them."""
-    heard = {i: Seeds(configs[i], partial(on_event, i)) for i, _ in cells}
-    ended: dict[int, dict[int, Result]] = {i: {} for i in heard}
-
-    def hear(some: Sequence[int], event: Event) -> None:
-        for i in dict.fromkeys(cells[c][0] for c in some):
-            heard[i](event)
-
-    for c, outcome in work(
-        [cell for _, cell in cells], store, engine, hear, retry_failed=True, allow_divergence=allow_divergence
-    ):
-        i, cell = cells[c]
-        if isinstance(outcome, Failure):
-            if outcome.result is None:
-                failed.append(f"{cell.name} seed {cell.seed}: {outcome.message}")
-                continue
-            outcome = outcome.result  # it diverged
-        ended[i][cell.seed] = outcome
-        if len(ended[i]) == len(configs[i].seeds):
-            yield i, merge([ended[i][seed] for seed in configs[i].seeds])

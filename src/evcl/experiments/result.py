@@ -35,7 +35,7 @@ MEASURES = tuple(RANGES)
 RANGES |= {**dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9)), "sample_uncertainty": (0, 1e6)}
 OPTIONAL = (
     *("memory_bytes", "inferred_accuracy", "prequential", "average_return", "returns"),
-    *("log_likelihood", "log_likelihoods", "sample_uncertainty", "samples", "reliability", "task_names"),
+    *("log_likelihood", "log_likelihoods", "sample_uncertainty", "samples", "reliability", "task_names", "composed"),
 )
 Bins = list[list[tuple[float, float, float]]]  # [seed][bin]: see `Result.reliability`
 Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
@@ -160,6 +160,7 @@ class Result(Struct, frozen=True, kw_only=True):
         schema: the version of this format
         benchmark: the benchmark's name
         method: the method's name
+        composed: the name of the method that the settings compose, if it is another: `evcl` with a memory is `evcl-er`
         preset: the preset's name
         config: every setting, and the shape of the stream and of the network
         seeds: the seeds; all values per seed are in this order
@@ -194,6 +195,7 @@ class Result(Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     benchmark: Name
     method: Name
+    composed: Name | None = None
     preset: Name
     config: dict[Name, Any]
     seeds: list[int]
@@ -216,6 +218,11 @@ class Result(Struct, frozen=True, kw_only=True):
     seconds: float
     memory_bytes: int | None = None
     environment: Environment
+
+    @property
+    def name(self) -> str:
+        """The name of the method as it was composed."""
+        return self.composed or self.method
 
     @property
     def tasks(self) -> int:
@@ -332,7 +339,7 @@ def _merged(blocks: Sequence[StreamMeasures]) -> StreamMeasures | None:
     )
 
 
-def to_json(content: Result | Mapping[str, Any]) -> str:
+def to_json(content: Result | Mapping[str, object]) -> str:
     """The JSON text of a file. Uses `json`, because msgspec prints some floats differently. What was not measured is
     left out.
     """

@@ -306,7 +306,7 @@ def _made(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         return make()
 
 
-def _trunk(stream: benchmarks.Benchmark, text: str) -> dict[str, Any]:
+def _trunk(stream: benchmarks.Benchmark, text: str) -> dict[str, object]:
     """The description of the trunk in a result."""
     if text:
         hidden = parsed(text).get("hidden")
@@ -362,7 +362,7 @@ def cell_result(
     )
 
 
-def over_tasks(matrix: NDArray[np.float32]) -> dict[str, Any]:
+def over_tasks(matrix: NDArray[np.float32]) -> dict[str, Summary]:
     """What follows from a matrix of scores [after task, of task]."""
     return {
         "forgetting": summarise([metrics.forgetting(matrix)]),
@@ -390,7 +390,7 @@ def result_of(
     diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
     each = [(p[r].cpu(), y[r % len(y)].cpu()) for p, y in zip(found.probabilities, found.labels, strict=True)]
 
-    def per_task(measure: Callable[[Any, Any], float]) -> Summary:
+    def per_task(measure: Callable[[Tensor, Tensor], float]) -> Summary:
         """The mean over tasks, after the last one."""
         return summarise([math.nan if diverged else float(np.mean([measure(p, y) for p, y in each]))])
 
@@ -410,7 +410,9 @@ def result_of(
         if bool(one[r].isfinite())
     }
     measures |= over_tasks(matrix)
-    return cell_result(cell, machine, seconds, size, trunk, task_names=list(names), **measures)
+    name = methods.for_settings(methods.get(cell.method), cell.settings).name
+    measures |= {"task_names": list(names), "composed": None if name == cell.method else name}
+    return cell_result(cell, machine, seconds, size, trunk, **measures)
 
 
 WIDTH, EPOCHS, STEPS, BATCH, LR = 256, 30, 1000, 128, 1e-3  # of the classifier; it takes at most this many steps

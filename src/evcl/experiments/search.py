@@ -23,14 +23,37 @@ trials are points of a Sobol sequence, which cover a space evenly.
 - `after = ["earlier"]` lists earlier searches in the same folder, whose trials count too.
 - `confirm = 4` with `confirm_seeds = [...]` runs the four best trials of each method again, with those seeds, and
   chooses by these runs alone: the best of many trials is partly the luckiest.
+
+A sweep: a TOML file defines benchmarks, methods, settings and seeds, and every combination of them is one cell.
+
+    benchmarks = ["split-digits", "permuted-digits:3"]      # a name, or a name and the number of tasks
+    seeds = 5                                               # 0 to 4; or a list of seeds
+    preset = "tuned"                                        # gives the settings that are not listed here
+    draws = 20                                              # number of random draws of the settings below
+
+    [settings]                                              # for every method
+    epochs = 10
+
+    [methods.evcl]
+    strength = [0.01, 0.1, 1]                               # a grid: each of these values
+    lr = {low = 1e-4, high = 1e-2}                          # drawn from this range, uniformly in its logarithm
+    fisher = {choices = ["exact", "sampled"]}               # drawn from these values
+
+    [methods.long]                                          # the same method again, under another name
+    method = "evcl"
+    epochs = 100
+
+A draw chooses all drawn settings of a table together, as one point of a Sobol sequence. Every combination of the grids
+gets the same draws. Methods without settings of their own can be a list: `methods = ["evcl", "vcl"]`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +63,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 from msgspec.structs import replace as replaced
 
-from evcl._core.bounds import MOST_RESULT_BYTES, MOST_TRIALS
+from evcl._core.bounds import MOST_CELLS, MOST_RESULT_BYTES, MOST_TRIALS
 from evcl._core.errors import EvclError, brief
 from evcl._core.files import in_lines, parsed, read_text, write_atomically
 from evcl.benchmarks import BENCHMARKS, check_tasks
@@ -51,6 +74,7 @@ from evcl.experiments.run import Event
 from evcl.experiments.store import Store
 
 Trial = Mapping[str, Any]  # the keys settings, mean, std and per_seed; the last three describe the score
+Found = Mapping[str, Any]  # the contents of the result file of a search
 
 LARGEST = 1e300  # of a range that is drawn from
 
@@ -99,7 +123,7 @@ def read_search(path: Path) -> Search:
     return replaced(search, after=tuple(str(path.parent / name) for name in search.after))
 
 
-def trials(search: Search, method: str) -> list[dict[str, Any]]:
+def trials(search: Search, method: str) -> list[Space]:
     """The settings of a method's trials: one for each alternative that searches nothing; the others share the rest."""
     spaces = search.spaces[method]
     searching = sum(bool(_searched(space)) for space in spaces)
@@ -108,7 +132,7 @@ def trials(search: Search, method: str) -> list[dict[str, Any]]:
     return [trial for space in spaces for trial in points(space, next(shares) if _searched(space) else 1, 0)]
 
 
-def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict[str, Any]]:
+def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[Space]:
     """The settings of `refine` more trials, around the best of those tried that lie in the method's spaces."""
     for trial in tried:
         for space in search.spaces[method]:
@@ -117,7 +141,7 @@ def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict
     raise ValueError("none of the trials lies in the spaces of this search")
 
 
-def points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+def points(space: Space, count: int, seed: int) -> list[Space]:
     """`count` points that cover a space evenly; a single one if no setting is searched."""
     space = {name: value for name, value in space.items() if name != "method"}
     searched = _searched(space)
@@ -135,7 +159,7 @@ def _searched(space: Space) -> list[str]:
     return [name for name, value in space.items() if isinstance(value, dict)]
 
 
-def _fits(space: Space, settings: Mapping[str, Any]) -> bool:
+def _fits(space: Space, settings: Space) -> bool:
     """Whether these settings lie in a space."""
 
     def inside(value: Any, spec: Any) -> bool:
@@ -149,7 +173,7 @@ def _fits(space: Space, settings: Mapping[str, Any]) -> bool:
     return named.keys() == settings.keys() and all(inside(settings[name], spec) for name, spec in named.items())
 
 
-def _near(space: Space, best: Mapping[str, Any]) -> Space:
+def _near(space: Space, best: Space) -> Space:
     """A space with a quarter of each range, around the best settings."""
 
     def narrowed(name: str, value: Any) -> Any:
@@ -161,12 +185,12 @@ def _near(space: Space, best: Mapping[str, Any]) -> Space:
     return {name: narrowed(name, value) for name, value in space.items()}
 
 
-def _number(value: Any) -> int | float:
+def _number(value: object) -> int | float:
     """The number that a file gives as an end of a range; 0, which is no end, for anything else."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
 
 
-def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
+def _value(name: str, spec: Space, at: float) -> object:
     """The value of a setting at a point between 0 and 1 of its range."""
     if isinstance(spec.get("choices"), list) and spec["choices"]:
         return spec["choices"][min(int(at * len(spec["choices"])), len(spec["choices"]) - 1)]
@@ -188,9 +212,7 @@ def named_tasks(text: str) -> tuple[str, int | None]:
     return name, count
 
 
-def _config(
-    search: Search, benchmark: str, method: str, settings: Mapping[str, Any], device: str, precision: str | None
-) -> Config:
+def _config(search: Search, benchmark: str, method: str, settings: Space, device: str, precision: str | None) -> Config:
     name, tasks = named_tasks(benchmark)
     of = search.spaces[method][0].get("method", method)
     given = {**settings, "validation": search.validation}
@@ -206,16 +228,16 @@ def tune(
     on_event: Callable[[int, Event], None] = lambda i, event: None,
     store: Store | None = None,
     engine: MakeEngine | None = None,
-) -> dict[str, Any]:
+) -> Found:
     """Run every method's trials on one benchmark; returns the contents of the result file, best trials first.
 
     With a `store`, a search that was stopped resumes, and several processes can share it.
     """
     start = time.perf_counter()
     begun = 0
-    machine: dict[str, Any] = {}
+    machine: Mapping[str, object] = {}
 
-    def measure(wanted: Mapping[str, Sequence[Mapping[str, Any]]], over: Search = search) -> dict[str, list[Trial]]:
+    def measure(wanted: Mapping[str, Sequence[Space]], over: Search = search) -> dict[str, list[Trial]]:
         """Run trials with these settings; returns them best first."""
         nonlocal begun, machine
         each = [(method, settings) for method, some in wanted.items() for settings in some]
@@ -277,13 +299,13 @@ def result_name(benchmark: str) -> str:
     return f"{benchmark.replace(':', '-')}.json"
 
 
-def best_trial(found: Mapping[str, Any], method: str) -> Trial:
+def best_trial(found: Found, method: str) -> Trial:
     """The trial that a search chooses for a method: the best of the confirmed ones, or of all without `confirm`."""
     trial: Trial = found.get("confirmed", found["tried"])[method][0]
     return trial
 
 
-def _asked(search: Search) -> dict[str, Any]:
+def _asked(search: Search) -> dict[str, object]:
     """The description of a search in its result file."""
     spaces = {method: each[0] if len(each) == 1 else list(each) for method, each in search.spaces.items()}
     asked = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
@@ -292,7 +314,7 @@ def _asked(search: Search) -> dict[str, Any]:
     return {**asked, **{key: value for key, value in more.items() if value}, "preset": search.preset, "methods": spaces}
 
 
-def write_found(path: Path, found: Mapping[str, Any]) -> None:
+def write_found(path: Path, found: Found) -> None:
     """Write the result of `tune` atomically, with one line per trial."""
     depths = {"methods": 1, "confirmed": 2, "tried": 2}
     lines = ",\n".join(f' "{key}": {in_lines(value, depths.get(key, 0), " ")}' for key, value in found.items())
@@ -304,7 +326,7 @@ def write_found(path: Path, found: Mapping[str, Any]) -> None:
     write_atomically(path, write)
 
 
-def read_found(path: Path, search: Search) -> dict[str, Any]:
+def read_found(path: Path, search: Search) -> Found:
     """Read a result that `tune` wrote; raises if it is not a result of this search."""
     try:
         found = dict(parsed(read_text(path, MOST_RESULT_BYTES)))
@@ -315,3 +337,63 @@ def read_found(path: Path, search: Search) -> dict[str, Any]:
     if not same:
         raise EvclError(f"{path} holds the result of another search: pass --overwrite or another --out")
     return found
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+class Sweep(Struct, frozen=True, kw_only=True):
+    """The contents of a sweep file."""
+
+    benchmarks: NameList
+    seeds: (
+        Annotated[int, Meta(ge=1, le=MOST_SEEDS)]
+        | Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MOST_SEEDS)]
+    ) = 3
+    preset: str = "tuned"
+    draws: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    settings: Space = {}
+    methods: NameList | Spaces
+
+
+def read_sweep(path: Path, device: str = "cpu", precision: str = "fp32") -> list[Config]:
+    """Read a sweep file, and return its cells for this device: checked configurations of one seed each."""
+    sweep = read_config(path, Sweep)
+    seeds = range(sweep.seeds) if isinstance(sweep.seeds, int) else tuple(dict.fromkeys(sweep.seeds))
+    with at_key(path, ("benchmarks", ())):
+        streams = [named_tasks(each) for each in sweep.benchmarks]
+    tables = sweep.methods if isinstance(sweep.methods, dict) else {name: {} for name in sweep.methods}
+    cells: list[Config] = []
+    for (benchmark, tasks), (table, own) in itertools.product(streams, tables.items()):
+        checked(own, Space, f"{path}: methods.{table}")
+        space = {**sweep.settings, **own}
+        with at_key(path, (f"methods.{table}", own), ("settings", sweep.settings), ("", Sweep.__struct_fields__)):
+            if len(cells) + len(seeds) * _count(space, sweep.draws) > MOST_CELLS:
+                raise EvclError(f"more than {MOST_CELLS:,} cells: divide it into several sweeps")
+            for point in _combinations(space, sweep.draws):
+                config = configure(benchmark, space.get("method", table), sweep.preset, seeds, tasks, point)
+                cells += replace(config, device=device, precision=precision).cells
+    return cells
+
+
+def _count(space: Space, draws: int) -> int:
+    """How many combinations there are."""
+    grids = math.prod(len(value) for value in space.values() if isinstance(value, list))
+    return grids * (draws if any(isinstance(value, dict) for value in space.values()) else 1)
+
+
+def _combinations(space: Space, draws: int) -> Iterator[Space]:
+    """Yield every combination of the grids' values with the draws."""
+    grids = {name: value for name, value in space.items() if isinstance(value, list)}
+    drawn = {name: value for name, value in space.items() if isinstance(value, dict)}
+    for name, grid in grids.items():
+        if not grid:
+            raise EvclError("a grid needs at least one value", setting=name)
+    for name in drawn:
+        if not draws:
+            raise EvclError("is drawn at random: set the number of draws, for example draws = 20", setting=name)
+    fixed = {name: value for name, value in space.items() if name != "method" and name not in grids | drawn}
+    some = points(drawn, draws, 0)
+    for values in itertools.product(*grids.values()):
+        for point in some:
+            yield fixed | dict(zip(grids, values, strict=True)) | point

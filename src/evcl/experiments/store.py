@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -38,7 +38,7 @@ from msgspec.structs import replace
 
 from evcl._core.bounds import MOST_STORE_BYTES
 from evcl._core.errors import EvclError
-from evcl._core.files import open_regular, parsed, read_text, write_once
+from evcl._core.files import open_regular, read_text, write_once
 from evcl.experiments.folder import FOLDER, describe, is_of
 from evcl.experiments.reading import read_result
 from evcl.experiments.result import CELLS, HIDDEN, RESULT, Result, to_json
@@ -52,6 +52,8 @@ AGENTS = 2  # that of agents on streams of environments, whose numbers change ap
 BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
 LONGEST_BEAT = 3600.0  # seconds
 
+About = Mapping[str, Any]  # what a list of cells says of a cell: see `describe`
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -59,6 +61,19 @@ class Failure:
 
     message: str
     result: Result | None = None
+
+
+class _Declared(Struct):
+    """A list of cells to run."""
+
+    cells: list[dict[str, Any]]
+
+
+class _Claimed(Struct):
+    owner: str
+
+
+T = TypeVar("T", Failure, _Claimed, _Declared)
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,7 @@ def key(config: Config) -> str:
     return _hash({"numbers": NUMBERS, **agents, **describe(config)})
 
 
-def _hash(content: Any) -> str:
+def _hash(content: object) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -190,15 +205,15 @@ class Store:
         self._make(self.folder / "sweeps")
         write_once(self.folder / "sweeps" / f"{_hash(each)}.json", text)
 
-    def declared(self) -> dict[str, dict[str, Any]]:
+    def declared(self) -> dict[str, About]:
         """All declared cells, by key."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, About] = {}
         for path in sorted((self.folder / "sweeps").glob("*.json")):
-            content = _read(path)
-            try:
-                found |= {str(each["key"]): dict(each) for each in content["cells"]}
-            except (KeyError, TypeError, ValueError) as error:
-                raise EvclError(f"{path} is not a list of cells: remove it") from error
+            wrong = "is not a list of cells: remove it"
+            for each in _read(path, _Declared, wrong).cells:
+                if "key" not in each:
+                    raise EvclError(f"{path} {wrong}")
+                found[each["key"]] = each
         return found
 
     # --- one cell
@@ -277,11 +292,7 @@ class Store:
         return result.score, result.measure(result.score).mean
 
     def failure(self, key: str, number: int) -> Failure:
-        path = self.cell(key) / f"failed-{number}.json"
-        try:
-            return msgspec.json.decode(read_text(path, MOST_STORE_BYTES), type=Failure)
-        except (ValueError, RecursionError) as error:
-            raise EvclError(f"{path} cannot be read: {error}") from error
+        return _read(self.cell(key) / f"failed-{number}.json", Failure)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Remove everything stored about these cells, so that they are run again."""
@@ -302,7 +313,7 @@ class Store:
         return any(name != f"{self.me}.json" for name in _names(self.folder / "owners"))
 
     def _claimed_by(self, key: str, number: int) -> str:
-        return str(_read(self.cell(key) / f"claim-{number}.json").get("owner"))
+        return _read(self.cell(key) / f"claim-{number}.json", _Claimed).owner
 
     def _owner(self, name: str) -> tuple[Owner | None, int]:
         """An owner (None if it has ended) and its last heartbeat, in nanoseconds of the file system's clock."""
@@ -361,12 +372,12 @@ def _last(names: Iterable[str]) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type[T], wrong: str = "") -> T:
     text = read_text(path, MOST_STORE_BYTES)
     try:
-        return dict(parsed(text))
-    except (ValueError, TypeError) as error:
-        raise EvclError(f"{path} cannot be read: {error}") from error
+        return msgspec.json.decode(text, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise EvclError(f"{path} {wrong or f'cannot be read: {error}'}") from error
 
 
 # --- where the cells of a folder stand -------------------------------------------------------------------------------
@@ -376,7 +387,7 @@ def _read(path: Path) -> dict[str, Any]:
 class Standing:
     """A cell and its state; its average score if it is done, or the error message if it failed."""
 
-    cell: Mapping[str, Any]
+    cell: About
     state: CellState
     score: float | None = None
     message: str = ""
@@ -406,9 +417,9 @@ def store_in(folder: Path) -> Store:
     raise EvclError(f"{folder} holds no sweep: make one with evcl sweep FILE.toml --out {folder}")
 
 
-def varied(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def varied(cells: Sequence[About]) -> list[str]:
     """The settings that differ between the cells that have them."""
-    values: dict[str, set[Any]] = {}
+    values: dict[str, set[object]] = {}
     for cell in cells:
         for name, value in cell["settings"].items():
             values.setdefault(name, set()).add(value)

@@ -68,7 +68,7 @@ def execute(
 
 
 def _run(
-    cell: Config, on_event: Callable[[Any], object], allow_divergence: bool, checkpoints: Checkpoints | None
+    cell: Config, on_event: Callable[[Event], object], allow_divergence: bool, checkpoints: Checkpoints | None
 ) -> Result:
     _check(cell)
     source, machine = get(cell.benchmark), environment("cpu")
@@ -121,7 +121,7 @@ class _Work:
     def __init__(self, learner: Learner, scores: Prequential) -> None:
         self.learner, self.scores = learner, scores
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> dict[str, object]:
         return {"scores": self.scores.state()[0], "learner": self._parts()[0]}
 
     def tensors(self) -> dict[str, Tensor]:

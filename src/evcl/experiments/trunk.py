@@ -31,7 +31,7 @@ def parsed(text: str) -> dict[str, Any]:
     and its `norm` or `dropout`.
     """
     first, *rest = (part.strip() for part in text.split(","))
-    found: dict[str, Any] = {}
+    found: dict[str, str | float] = {}
     value: str | float
     known = OPTIONS.get(first, ("dropout", "input_dropout"))
     for part in rest:

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evcl._core.randomness import DeviceNoise, Noise
-from evcl.nn.chain import Batch, ChainData, Lessons, Place
+from evcl.nn.chain import Batch, ChainData, Lessons, Place, up
 
 BLOCK = 1024
 # Integer arguments that Triton must not specialise on: it would compile variants for 1 and for multiples of 16.
@@ -234,9 +234,8 @@ def _loss(x, weight, bias, labels, columns, gh, partial_nll, seeds, order, done,
     if DRAW:
         v += tl.load(bias + own_weight + plane + c, mask=known, other=0.0).to(tl.float32)[None, :]
         s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
-        own_layer = layer + (c[None, :] >= classes).to(
-            tl.int32
-        )  # the data's heads draw the same noise with and without distilled heads
+        # the data's heads draw the same noise with and without distilled heads
+        own_layer = layer + (c[None, :] >= classes).to(tl.int32)
         at = tl.where(c[None, :] < classes, b[:, None] * classes, b[:, None] * (outs - classes) - classes) + c[None, :]
         eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), own_layer, at)
         z += eps * s
@@ -261,10 +260,8 @@ def _loss(x, weight, bias, labels, columns, gh, partial_nll, seeds, order, done,
         more, taught = _lessons(logits, c, q + heard[:, None] * outs, told + heard * heads, inside, spans, warm,
                                 strengths + r * heads, heads)  # fmt: skip
         g += tl.where(inside, more / size, 0.0)
-        behind = tl.num_programs(1) * tl.num_programs(0)
-        tl.store(
-            partial_nll + behind + r * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(present, taught, 0.0), 0)
-        )
+        behind = partial_nll + (tl.num_programs(1) + r) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(behind, tl.sum(tl.where(present, taught, 0.0), 0))
     to = rows[:, None] * width + c[None, :]
     stored = present[:, None] & (c[None, :] < width)
     tl.store(gh + to, g, mask=stored)
@@ -387,12 +384,7 @@ class Chain:
     """
 
     def __init__(
-        self,
-        places: list[Place],
-        values: Tensor,
-        grads: Tensor,
-        examples: ChainData,
-        lessons: Lessons | None = None,
+        self, places: list[Place], values: Tensor, grads: Tensor, examples: ChainData, lessons: Lessons | None = None
     ) -> None:
         self.places, self.examples, self.values, self.grads, self.lessons = places, examples, values, grads, lessons
         x = examples.x.flatten(2).to(values.dtype)
@@ -527,14 +519,12 @@ class _Buffers:
 
     def __init__(self, chain: Chain, size: int) -> None:
         (copies, r, _), new = chain.values.shape, chain.values.new_empty
-        widths = [_up(place.outs, chain.align) for place in chain.places]
+        widths = [up(place.outs, chain.align) for place in chain.places]
         self.ratio = [new(r, size, width) for width in widths[:-1]]
         self.gh = [new(copies, r, size, width) for width in widths]
-        parts = triton.cdiv(size, chain.loss_shape()[0])
+        parts, sums = triton.cdiv(size, chain.loss_shape()[0]), 1 if chain.lessons is None else 2
         self.nll = chain.grads.new_empty(r)
-        self.partial_nll = chain.grads.new_empty(
-            1 if chain.lessons is None else 2, r, parts
-        )  # partial sums of the NLL and of the distillation loss
+        self.partial_nll = chain.grads.new_empty(sums, r, parts)  # of the NLL and of the distillation loss
         self.kept = [
             new((copies, r, size, place.ins) if how.cublas else (1,))
             for place, how in zip(chain.places, chain.ways, strict=True)
@@ -543,10 +533,6 @@ class _Buffers:
             kept[0] if how.cublas else new(r, size, width)
             for kept, how, width in zip(self.kept[1:], chain.ways[1:], widths, strict=False)
         ]
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
 
 
 @triton.jit

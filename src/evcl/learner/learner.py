@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evcl._core.devices import usable
+from evcl._core.devices import limited
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, labels
 from evcl._core.ranks import Ranks
@@ -148,7 +148,7 @@ class Learner:
 
     def __repr__(self) -> str:
         learned = f"{len(self.tasks)} task{'' if len(self.tasks) == 1 else 's'} learned"
-        return f"{type(self).__name__}({self.method.name!r}, seed={self.seed}, {learned})"
+        return f"{type(self).__name__}({self.parts.run.method.name!r}, seed={self.seed}, {learned})"
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 
@@ -550,3 +550,16 @@ def _dtype_of(network: nn.Module) -> torch.dtype:
     """float64 if all weights of the network are, else float32."""
     kinds = {p.dtype for p in network.parameters()} if isinstance(network, nn.Module) else set()
     return torch.float64 if kinds == {torch.float64} else torch.float32
+
+
+def usable(device: torch.device | str, dtype: torch.dtype = torch.float32, precision: str = "fp32") -> torch.device:
+    """The device, if it can be used on this machine, with this dtype and precision; raises otherwise."""
+    try:
+        found = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise EvclError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    if limited(found) and dtype == torch.float64:
+        raise EvclError(f"device {found.type!r} has no float64: use dtype=torch.float32, or device='cpu'")
+    if limited(found) and precision == "bf16":
+        raise EvclError(f"device {found.type!r} trains in float32 only: use precision='fp32', or device='cpu'")
+    return found

@@ -8,6 +8,7 @@ To change: a method can be added in one file. Every [R, P] tensor covers all wei
 
 from typing import TYPE_CHECKING
 
+from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.lazy import lazily
 from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.applied import LogitLoss, autograd_gradients, collapse
@@ -43,48 +44,19 @@ else:
         },
     )
 
-# Where each method is, imported when it is first used; in the order in which `evcl list` shows them.
-for _name, _home in {
-    "evcl": "evcl.methods.composed:EVCL",
-    "evcl-film": "evcl.methods.composed:EVCL_FILM",
-    "evcl-er": "evcl.methods.evcl_er:EVCL_ER",
-    "kfac-evcl": "evcl.methods.composed:KFAC_EVCL",
-    "evcl-dgr": "evcl.methods.evcl_dgr:EVCL_DGR",
-    "vcl": "evcl.methods.composed:VCL",
-    "vcl-random-coreset": "evcl.methods.coreset:VCL_RANDOM",
-    "vcl-kcenter-coreset": "evcl.methods.coreset:VCL_KCENTER",
-    "gvcl": "evcl.methods.gvcl:GVCL",
-    "gvcl-film": "evcl.methods.gvcl:GVCL_FILM",
-    "improved-vcl": "evcl.methods.improved_vcl:IMPROVED_VCL",
-    "td-vcl": "evcl.methods.td_vcl:TD_VCL",
-    "vogn": "evcl.methods.vogn:VOGN",
-    "ivon": "evcl.methods.ivon:IVON",
-    "noisy-kfac": "evcl.methods.noisy_kfac:NOISY_KFAC",
-    "ekf": "evcl.methods.ekf:EKF",
-    "ewc": "evcl.methods.composed:EWC",
-    "ewc-offline": "evcl.methods.ewc_offline:EWC_OFFLINE",
-    "kfac-ewc": "evcl.methods.composed:KFAC_EWC",
-    "si": "evcl.methods.si:SI",
-    "mas": "evcl.methods.mas:MAS",
-    "imm-mean": "evcl.methods.imm:IMM_MEAN",
-    "imm-mode": "evcl.methods.imm:IMM_MODE",
-    "xdg": "evcl.methods.xdg:XDG",
-    "progressive": "evcl.methods.progressive:PROGRESSIVE",
-    "progress-compress": "evcl.methods.progress_compress:PROGRESS_COMPRESS",
-    "lwf": "evcl.methods.lwf:LWF",
-    "er": "evcl.methods.rehearsal:ER",
-    "derpp": "evcl.methods.derpp:DERPP",
-    "agem": "evcl.methods.agem:AGEM",
-    "fromp": "evcl.methods.fromp:FROMP",
-    "scommer": "evcl.methods.scommer:SCOMMER",
-    "dgr": "evcl.methods.dgr:DGR",
-    "generative-classifier": "evcl.methods.generative:GENERATIVE",
-    "random-coreset": "evcl.methods.coreset:RANDOM",
-    "kcenter-coreset": "evcl.methods.coreset:KCENTER",
-    "naive": "evcl.methods.naive:NAIVE",
-    "joint": "evcl.methods.joint:JOINT",
-}.items():
-    METHODS.add_later(_name, _home)
+# A method is in the file of its name, or else in the file where it is composed or where a relative of it is
+_HOMES = {
+    "composed": "evcl evcl-film kfac-evcl vcl ewc kfac-ewc",
+    "coreset": "vcl-random-coreset vcl-kcenter-coreset random-coreset kcenter-coreset",
+    "generative": "generative-classifier",
+    "gvcl": "gvcl-film",
+    "imm": "imm-mean imm-mode",
+    "rehearsal": "er",
+}
+_home = {name: file for file, names in _HOMES.items() for name in names.split()}
+for _name in METHOD_SUMMARIES:  # imported when it is first used
+    _constant = _name.upper().replace("-", "_")
+    METHODS.add_later(_name, f"evcl.methods.{_home.get(_name, _constant.lower())}:{_constant}")
 
 __all__ = [
     "ELASTIC",

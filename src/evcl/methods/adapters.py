@@ -17,7 +17,7 @@ from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.memories import Fresh, has_models, lasting, relaid
 from evcl.methods.memory import per_task, per_weight
-from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import with_fits
 from evcl.nn import Gaussian, Layout, head_names
 
@@ -96,7 +96,7 @@ def one_per_task(method: Method) -> Method:
 
     log_joint = method.log_joint
 
-    def joint(remembered: Any, posterior: Gaussian, asked: Any) -> list[Tensor] | None:
+    def joint(remembered: Any, posterior: Gaussian, asked: Asked) -> list[Tensor] | None:
         assert log_joint is not None
         return log_joint(remembered.inner, posterior, asked)
 

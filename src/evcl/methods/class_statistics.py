@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -145,7 +144,7 @@ class Statistics:
         return grid[total.argmin(1)]
 
 
-def statistics_in(memory: Any) -> Statistics | None:
+def statistics_in(memory: object) -> Statistics | None:
     """The statistics of classes in a method's memory, which may be inside another method's memory; None: there are
     none.
     """

@@ -77,9 +77,8 @@ def _some(kept: Sequence[TaskData]) -> bool:
     return any(task.y.numel() for task in kept)
 
 
-def _tuned(memory: Any, posterior: Gaussian, task: int | None) -> Gaussian:
-    tuned: Gaussian = memory.tuned
-    return tuned
+def _tuned(memory: KeptAlone, posterior: Gaussian, task: int | None) -> Gaussian:
+    return memory.tuned
 
 
 @dataclass(frozen=True)
@@ -102,27 +101,27 @@ def _fixed(kind: str) -> dict[str, Setting]:
     return {**CORESET, "coreset": replace(CORESET["coreset"], default=kind, choices=(kind,))}
 
 
-VCL_RANDOM = with_coreset(
+VCL_RANDOM_CORESET = with_coreset(
     VCL,
     name="vcl-random-coreset",
     summary="",
     settings={**VCL.settings, **_fixed("random")},
 )
-VCL_KCENTER = with_coreset(
+VCL_KCENTER_CORESET = with_coreset(
     VCL,
     name="vcl-kcenter-coreset",
     summary="",
     settings={**VCL.settings, **_fixed("kcenter")},
 )
-RANDOM = Method(
+RANDOM_CORESET = Method(
     name="random-coreset",
     learn=_learn_kept,
     memory=KeptAlone,
     predictor=_tuned,
     settings=_fixed("random"),
 )
-KCENTER = replace(
-    RANDOM,
+KCENTER_CORESET = replace(
+    RANDOM_CORESET,
     name="kcenter-coreset",
     summary="",
     settings=_fixed("kcenter"),

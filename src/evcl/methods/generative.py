@@ -42,7 +42,7 @@ def _learn(memory: Statistics, round_: Round, s: Settings) -> Learning:
     yield  # a generator that requests no fit
 
 
-GENERATIVE = Method(
+GENERATIVE_CLASSIFIER = Method(
     name="generative-classifier",
     only_classes="it has a density of the inputs of each class",
     learn=_learn,

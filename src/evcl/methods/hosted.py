@@ -116,7 +116,7 @@ class Hosted:
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def outline(self) -> Any:
+    def outline(self) -> object:
         """The structure of the memory, as JSON."""
         return packing.outline(self.memory)
 
@@ -124,7 +124,7 @@ class Hosted:
         """The memory's tensors, by name."""
         return packing.tensors(self.memory)
 
-    def load(self, outline: Any, tensors: Mapping[str, Tensor], tasks: int, fresh: Fresh) -> None:
+    def load(self, outline: object, tensors: Mapping[str, Tensor], tasks: int, fresh: Fresh) -> None:
         """Restore a memory after so many tasks. The contents of files are checked."""
         like = fresh.posterior.mean
         fits = packing.Fits(like, self.method.bayesian, lambda head: 1 << 62, tasks)
@@ -133,7 +133,7 @@ class Hosted:
         self.cancel()
 
     def _initial(self, fresh: Fresh) -> Any:
-        def no_network(field: str, make: Any) -> Model:
+        def no_network(field: str, make: object) -> Model:
             raise self.host.refusal(self.method, f"trains another network too ({field})")
 
         return memories.initial(self.method.memory, fresh, no_network)

@@ -31,8 +31,7 @@ from evcl.nn import BayesianNetwork, Layout
 
 
 class IvonRule(NaturalRule):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def prepare(self) -> None:
         self.centre, self.width, self.damping = self.prior()
         self.momentum = torch.zeros_like(self.mean)
         self.curvature = torch.zeros_like(self.mean) + self.settings.first_curvature

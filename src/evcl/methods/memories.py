@@ -60,7 +60,7 @@ def hows(memory: Any) -> dict[str, Any]:
     return {one.name: one.metadata.get(HOW) for one in fields(memory)}
 
 
-def each(memory: M, change: Callable[[Any, Any], Any]) -> M:
+def each(memory: M, change: Callable[[Any, Any], object]) -> M:
     """Replace every field's value v, stored as h, by change(h, v), in inner memories too."""
     found: M = replace(  # type: ignore[type-var]
         memory,
@@ -91,7 +91,7 @@ class Fresh(NamedTuple):
 
 def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) -> M:
     """The memory before the first task. `another(field, make)` makes a second network."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for one in fields(cls):  # type: ignore[arg-type]
         how = one.metadata.get(HOW)
         if how is None:
@@ -104,7 +104,7 @@ def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) ->
     return cls(**values)
 
 
-def _class_of(cls: type, name: str) -> Any:
+def _class_of(cls: type, name: str) -> type:
     """The class of a field that is itself a memory; its annotation may be a string."""
     try:
         found = get_type_hints(cls)[name]
@@ -122,7 +122,7 @@ def relaid(memory: M, extended: Extending, fresh: Fresh, grown: Callable[[Model]
     there (see `Layout.extending`), and `grown` a second network.
     """
 
-    def change(how: Any, value: Any) -> Any:
+    def change(how: object, value: Any) -> object:
         if isinstance(how, Another):
             return grown(value)
         return _weights(how, value, fresh, extended) if isinstance(how, PerWeight) else value
@@ -138,7 +138,7 @@ def with_inputs(memory: M, count: int) -> M:
     if hasattr(memory, "with_inputs"):
         found: M = memory.with_inputs(count)
         return found
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, how in hows(memory).items():
         value = getattr(memory, name)
         if how is None:
@@ -166,7 +166,7 @@ def _weights(how: PerWeight, value: Any, fresh: Fresh, fill: Callable[[Tensor, T
     return value
 
 
-def kept_examples(memory: Any) -> list[TaskData]:
+def kept_examples(memory: object) -> list[TaskData]:
     """All examples that a memory keeps, in any of its fields."""
     return [task for kept in _stored_as(KeptExamples, memory) for task in kept]
 
@@ -181,7 +181,7 @@ def with_examples(memory: M, change: Callable[[TaskData], TaskData]) -> M:
     return each(memory, lambda how, value: tuple(map(change, value)) if isinstance(how, KeptExamples) else value)
 
 
-def _declared(cls: type) -> Iterator[Any]:
+def _declared(cls: type) -> Iterator[object]:
     """How each field of a memory of this class is stored, those of inner memories too."""
     for name, how in hows(cls).items():
         if how is None:
@@ -215,12 +215,12 @@ def copies_network(cls: type) -> bool:
     return any(isinstance(how, Another) and how.make is not None for how in _declared(cls))
 
 
-def models(memory: Any) -> list[Model]:
+def models(memory: object) -> list[Model]:
     """The second networks of a memory."""
     return _stored_as(Another, memory)
 
 
-def _stored_as(kind: type, memory: Any) -> list[Any]:
+def _stored_as(kind: type, memory: object) -> list[Any]:
     """The values of all fields stored as `kind`, in inner memories too."""
     found: list[Any] = []
     for name, how in hows(memory).items():
@@ -249,7 +249,7 @@ def rescaled(
             return factor * value + shift
         return value if how.high == 1 else value / factor.square()  # or marks of weights
 
-    def one(how: Any, value: Any) -> Any:
+    def one(how: object, value: Any) -> object:
         if isinstance(how, PerWeight):
             return weights(how, value)
         return tuple(map(change, value)) if isinstance(how, KeptExamples) else value

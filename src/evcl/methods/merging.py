@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def by_key(merge: Merge, every: Sequence[Mapping[int, Tensor]]) -> dict[int, Ten
     return {k: combined(merge, every[0].get(k), [some.get(k) for some in every[1:]]) for k in keys}
 
 
-def undeclared(memory: Any) -> str | None:
+def undeclared(memory: object) -> str | None:
     """The first field that remembers something and does not declare how it merges; None if all do."""
     for name, how in hows(memory).items():
         value = getattr(memory, name)
@@ -83,7 +83,7 @@ def merged(memories: Sequence[M], moved: Sequence[Moved], q: Gaussian, s: Settin
 
     A field that is itself a memory may have a method `merged(sites, moved)` in place of declarations.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, how in hows(memories[0]).items():
         each = [getattr(memory, name) for memory in memories]
         if how is None:

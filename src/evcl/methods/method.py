@@ -156,7 +156,7 @@ class Fit:
     model: Model | None = None
     likelihood: Objective | None = None
     rule: Callable[..., Any] | None = None
-    rates: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, object] = field(default_factory=dict)
     capture: bool = True
     film: bool = True
     fresh: bool = False

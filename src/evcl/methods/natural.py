@@ -47,6 +47,10 @@ class NaturalRule:
         self.lr = self._base.clone()  # [R, 1]; a CUDA graph reads it at each step
         self.moves = torch.ones_like(self._base, dtype=torch.bool)
         self.means: list[Tensor] = []  # what `source` fills beside `grads`
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Create what the steps need: the rule's tensors are known."""
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Source]) -> Source:
         """Make the function that computes a step's gradient: see `evcl.training.rules.Estimating`."""
@@ -116,7 +120,6 @@ class Rates(NamedTuple):
 
     def settings(self) -> dict[str, Setting | None]:
         beta, often = self.tempering, "number of steps in the task"
-        usual: dict[str, Any] = {"open_low": True, "auto": True}
         return {
             **WITHOUT,
             "tempering": replace(
@@ -128,7 +131,8 @@ class Rates(NamedTuple):
                 "learning rate of the natural-gradient step on the means; auto: "
                 f"{self.lr:g}, or 8 / {often} if that is larger, limited to {MOST:g}",
                 high=10.0,
-                **usual,
+                open_low=True,
+                auto=True,
             ),
             "momentum": Setting(0.9, "b1, the fraction of the last step's direction that is kept", high=0.9999),
             "curvature_rate": Setting(
@@ -136,7 +140,8 @@ class Rates(NamedTuple):
                 "b2, the fraction of the curvature that each step replaces; auto: "
                 f"{self.curvature_rate:g}, or 800 / ({often})^2 if that is larger, limited to {MOST:g}",
                 high=1.0,
-                **usual,
+                open_low=True,
+                auto=True,
             ),
         }
 

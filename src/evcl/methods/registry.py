@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.registry import Registry
@@ -48,7 +47,7 @@ def get(method: str | Method) -> Method:
     return method if isinstance(method, Method) else METHODS[method]
 
 
-def known_settings(method: Method, given: Mapping[str, Any]) -> dict[str, Setting]:
+def known_settings(method: Method, given: Mapping[str, object]) -> dict[str, Setting]:
     """The settings that a method takes: its own and, if `memory` is given, those of a memory of examples.
 
     `evcl` and its relatives then become `evcl-er`; any other method trains on the kept rows beside the new ones.
@@ -61,7 +60,7 @@ def known_settings(method: Method, given: Mapping[str, Any]) -> dict[str, Settin
     return remembering(method).known_settings
 
 
-def _refused(method: Method, given: Mapping[str, Any]) -> str:
+def _refused(method: Method, given: Mapping[str, object]) -> str:
     coreset = method.known_settings.get("coreset")
     if method.jointly:
         return "it learns all tasks at once"
@@ -71,19 +70,21 @@ def _refused(method: Method, given: Mapping[str, Any]) -> str:
 
 
 def remembering(method: Method) -> Method:
-    """The method with a memory of examples."""
+    """The method NAME with a memory of examples, as `NAME-er`; `naive` becomes `er`."""
+    name = "er" if method.name == "naive" else f"{method.name}-er"
     if method.kept_as == "evidence":
         from evcl.methods.evcl_er import with_replay  # most methods are never made here, so they are not imported above
 
-        return with_replay(method)
+        return with_replay(method, name=name, summary="")
     from evcl.methods.rehearsal import REHEARSAL, with_memory
 
-    return with_memory(method, settings={**method.settings, **REHEARSAL})
+    return with_memory(method, name=name, summary="", settings={**method.settings, **REHEARSAL})
 
 
 def for_settings(method: Method, s: Settings) -> Method:
-    """The method with coresets or a memory, if the settings ask for them and the method does not always have them, and
-    without a likelihood per class if they do not want it.
+    """The method that these settings compose: with coresets or a memory, if they ask for them and the method does not
+    always have them, and without a likelihood per class if they do not want it. Its name says so: `evcl` with a memory
+    is `evcl-er`, and `vcl` with random coresets `vcl-random-coreset`.
     """
     if s.get("memory", 0) and "memory" not in method.known_settings:
         method = remembering(method)
@@ -94,4 +95,4 @@ def for_settings(method: Method, s: Settings) -> Method:
         return method
     from evcl.methods.coreset import with_coreset
 
-    return with_coreset(method)
+    return with_coreset(method, name=f"{method.name}-{s.coreset}-coreset", summary="")

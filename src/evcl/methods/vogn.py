@@ -30,8 +30,7 @@ from evcl.nn.chain import Chain
 
 
 class VognRule(NaturalRule):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def prepare(self) -> None:
         self.centre, self.width, self.damping = self.prior()
         self.momentum, self.squares = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
 

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from evcl._core.randomness import Noise
 from evcl.kernels.native import Native, native
 from evcl.nn.film import Film
-from evcl.nn.layer import hooks
 from evcl.nn.layers import Linear
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.perceptron import MLP
@@ -103,7 +102,7 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
     linear, between = modules[::2], modules[1::2]
     plain = all(type(m) is Linear for m in linear) and all(type(m) is nn.ReLU for m in between)
     every = [network, *trunk.modules()]
-    watched = any(hooks(m, "forward_pre") or hooks(m, "backward") for m in every)
+    watched = any(vars(m)["_forward_pre_hooks"] or vars(m)["_backward_hooks"] for m in every)
     watched = watched or not all(isinstance(hook, Film) for m in every for hook in m._forward_hooks.values())
     if not linear or len(linear) != len(between) or not plain or watched:
         return None
@@ -119,15 +118,17 @@ def padded(chain: LayerNames, layout: Layout, heads: Sequence[int], multiple: in
     its matrix units need; the number of classes of a head is not.
     """
 
-    def up(n: int) -> int:
-        return -(-n // multiple) * multiple
-
     shapes = layout.shapes
-    stored = {name: tuple(map(up, shapes[name])) for pair in chain for name in pair if name is not None}
-    for k in heads:
-        name = head_names(k)["weight"]
-        stored[name] = (shapes[name][0], up(shapes[name][1]))
+    names = [name for pair in chain for name in pair if name is not None]
+    stored = {name: tuple(up(n, multiple) for n in shapes[name]) for name in names}
+    for name in (head_names(k)["weight"] for k in heads):
+        stored[name] = (shapes[name][0], up(shapes[name][1], multiple))
     return stored
+
+
+def up(n: int, multiple: int) -> int:
+    """n, rounded up to a multiple."""
+    return -(-n // multiple) * multiple
 
 
 def find_places(chain: LayerNames, layout: Layout, heads: Sequence[int]) -> list[Place]:

@@ -14,8 +14,9 @@ Only the last column learns. The columns before it are computed without gradient
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 
 import torch
@@ -51,14 +52,10 @@ class BayesianScale(BayesianLayer):
         self.channels = layer.channels
 
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        return self._drawn(self.own[parameter].shape, source)
+        return self.redrawn(self.own[parameter], 1.0, source)
 
     def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
-        return self._drawn(mean.shape, source)
-
-    @staticmethod
-    def _drawn(shape: torch.Size, source: torch.Generator) -> Tensor:
-        return torch.empty(shape, dtype=torch.float64).uniform_(0, ALPHA, generator=source)
+        return torch.empty(mean.shape, dtype=torch.float64).uniform_(0, ALPHA, generator=source)
 
     def scale(self, parameter: str) -> float:
         return 1.0  # so that it does not decide the learning rate, as the layer with the smallest weights does
@@ -119,9 +116,9 @@ class Column(nn.Module):
         handles = []
         for i, path in enumerate(self.sites):
             layer = self.body.get_submodule(path)
-            handles.append(layer.register_forward_pre_hook(self._reading(str(i), path, read)))
+            handles.append(layer.register_forward_pre_hook(partial(self._note, str(i), read)))
             if str(i) in self.laterals and earlier:
-                handles.append(layer.register_forward_hook(self._adding(str(i), earlier)))
+                handles.append(layer.register_forward_hook(partial(self._add, str(i), earlier)))
         try:
             features: Tensor = self.body(x)
         finally:
@@ -136,22 +133,22 @@ class Column(nn.Module):
             features = features + self.laterals[OUTPUT]([each[OUTPUT] for each in earlier])
         return {**read, OUTPUT: features}
 
-    def _reading(self, key: str, path: str, read: dict[str, Tensor]) -> Callable[..., None]:
-        def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-            if key in read:
-                raise EvclError(f"{path!r} is called twice; a network with columns must call each layer once")
-            if not read and key != "0":
-                raise EvclError(
-                    f"{path!r} is called before {self.sites[0]!r}: a network with columns must declare first the layer "
-                    "that reads its inputs"
-                )
-            read[key] = args[0]
+    def _note(self, key: str, read: dict[str, Tensor], layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        path = self.sites[int(key)]
+        if key in read:
+            raise EvclError(f"{path!r} is called twice; a network with columns must call each layer once")
+        if not read and key != "0":
+            raise EvclError(
+                f"{path!r} is called before {self.sites[0]!r}: a network with columns must declare first the layer "
+                "that reads its inputs"
+            )
+        read[key] = args[0]
 
-        return note
-
-    def _adding(self, key: str, earlier: Sequence[Mapping[str, Tensor]]) -> Callable[..., Tensor]:
-        lateral = self.laterals[key]
-        return lambda layer, args, y: y + lateral([each[key] for each in earlier])
+    def _add(
+        self, key: str, earlier: Sequence[Mapping[str, Tensor]], layer: nn.Module, args: object, y: Tensor
+    ) -> Tensor:
+        added: Tensor = self.laterals[key]([each[key] for each in earlier])
+        return y + added
 
 
 def _sites(network: nn.Module) -> list[str]:

@@ -21,7 +21,7 @@ from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film, film_weights
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call
-from evcl.nn.layer import BayesianLayer, Weights, hooks, state_of
+from evcl.nn.layer import BayesianLayer, Weights, state_of
 from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.lora import AdaptedAttention, BayesianDown, BayesianUp, Down, Up, bayesian_attention
 from evcl.nn.network import BayesianNetwork
@@ -199,7 +199,7 @@ class _Conversion:
             form, trainable = _form(plain), [p.requires_grad for p in plain.parameters()]
             if form is None or not self._chosen(path) or not (any(trainable) or not trainable):
                 self.done[id(plain)] = self._kept(plain, copied, path, second)
-            elif not all(trainable) or hooks(plain, "forward_pre") or plain._forward_hooks or _unusual(plain):
+            elif not all(trainable) or vars(plain)["_forward_pre_hooks"] or plain._forward_hooks or _unusual(plain):
                 self.done[id(plain)] = self._kept(plain, copied, path, second, direct=True)
             else:
                 made = self._taken_up(form(plain), path, second, type(plain))

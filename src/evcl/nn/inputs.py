@@ -54,8 +54,6 @@ class Call:
         """The features among a network's outputs."""
         output = self.output
         if output is None:
-            if isinstance(found, Tensor) or not _has_names(found):
-                return found
             names = [name for name in (POOLED, STATES, LOGITS) if _get(found, name) is not None]
             if not names:
                 return found
@@ -73,14 +71,8 @@ class Call:
         return _pooled(value, mask) if output == STATES and isinstance(value, Tensor) and value.dim() == 3 else value
 
 
-def _has_names(found: object) -> bool:
-    return isinstance(found, Mapping) or hasattr(found, "last_hidden_state") or hasattr(found, "logits")
-
-
 def _get(found: object, name: str) -> Any:
-    if isinstance(found, Mapping) and name in found:
-        return found[name]
-    return None if isinstance(found, Mapping) else getattr(found, name, None)
+    return found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
 
 
 def _pooled(states: Tensor, mask: Tensor | None) -> Tensor:

@@ -193,12 +193,7 @@ class BayesianLayer(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
-            where = f"{self.path!r} ({type(self).__name__})"
-            error = NoWeight(
-                f"{where}: a Bayesian layer has no {name!r} to use directly: call the layer, or a layer tied to it"
-            )
-            error.layer = self
-            raise error
+            raise NoWeight(self, name, self.path, "call the layer, or a layer tied to it")
         return super().__getattr__(name)
 
     def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:
@@ -294,12 +289,6 @@ class BayesianLayer(nn.Module):
     def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
         """For a layer with an `output_axis`: its output gradients as rows, [R, m, o]."""
         raise NotImplementedError
-
-
-def hooks(module: nn.Module, kind: str) -> dict[int, Callable[..., object]]:
-    """A module's hooks of this kind, "forward_pre" or "backward", in torch's own table."""
-    found: dict[int, Callable[..., object]] = vars(module)[f"_{kind}_hooks"]
-    return found
 
 
 def state_of(layer: nn.Module) -> dict[str, Tensor]:

@@ -109,19 +109,15 @@ class Conv(BayesianLayer):
         self.kernel = layer.kernel_size
         self.output_axis = 0 if self.groups == 1 else None
         self.pad_mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        self.pad = self._padding(layer)
-        self.padding = (0,) * len(self.kernel)
-        if self.pad_mode == "constant" and self.pad[::2] == self.pad[1::2]:  # the convolution pads faster itself
-            self.padding, self.pad = self.pad[::-2], ()
-
-    @staticmethod
-    def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
-        """(left, right, top, bottom), the order that F.pad expects: last axis first."""
         if layer.padding == "same":
             whole = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
         else:
             whole = [0] * len(layer.kernel_size) if layer.padding == "valid" else [2 * int(p) for p in layer.padding]
-        return tuple(side for n in reversed(whole) for side in (n // 2, n - n // 2))
+        # (left, right, top, bottom), the order that F.pad expects: last axis first
+        self.pad = tuple(side for n in reversed(whole) for side in (n // 2, n - n // 2))
+        self.padding = (0,) * len(self.kernel)
+        if self.pad_mode == "constant" and self.pad[::2] == self.pad[1::2]:  # the convolution pads faster itself
+            self.padding, self.pad = self.pad[::-2], ()
 
     def forward(self, x: Tensor) -> Tensor:
         rank = len(self.kernel)

@@ -94,17 +94,12 @@ class LoRA:
         for p in network.parameters():
             p.requires_grad_(False)
         for path in self._chosen(network):
-            where, _, name = path.rpartition(".")
             layer = network.get_submodule(path)
-            made: nn.Module
-            if isinstance(layer, nn.MultiheadAttention):
-                made = AdaptedAttention(layer, self, path)
-            else:
-                assert isinstance(layer, nn.Linear)
-                made = AdaptedLinear(layer, self, path)
+            kind = AdaptedAttention if isinstance(layer, nn.MultiheadAttention) else AdaptedLinear
+            made: nn.Module = kind(layer, self, path)  # type: ignore[arg-type]
             if not path:
                 return made
-            setattr(network.get_submodule(where), name, made)
+            network.set_submodule(path, made)
         return network
 
     def _chosen(self, network: nn.Module) -> list[str]:
@@ -302,8 +297,7 @@ def with_adapters(network: nn.Module, lora: LoRA | None) -> nn.Module:
     network = copy.deepcopy(network)
     for path, layer in list(network.named_modules()):
         if _of_peft(layer):
-            where, _, name = path.rpartition(".")
-            setattr(network.get_submodule(where), name, _from_peft(path, layer))
+            network.set_submodule(path, _from_peft(path, layer))
     return network
 
 

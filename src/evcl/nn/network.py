@@ -20,7 +20,7 @@ from evcl._core.errors import EvclError, NoWeight, retired
 from evcl.nn.columns import Columns
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call, described
-from evcl.nn.layer import BayesianLayer, Grads, Named, Weights, hooks, state_of
+from evcl.nn.layer import BayesianLayer, Grads, Named, Weights, state_of
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
 from evcl.nn.number_head import NumberHead
@@ -70,13 +70,9 @@ class BayesianNetwork(nn.Module):
         frozen: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self.call = call or Call()
-        self.trunk = trunk
-        self.weights = weights
-        self.layout = layout
-        self.posterior = posterior
-        self.trunk_names = tuple(layout.shapes)
-        self.centre, self.scales = centre, dict(scales)
+        self.call, self.trunk, self.weights = call or Call(), trunk, weights
+        self.layout, self.trunk_names = layout, tuple(layout.shapes)
+        self.posterior, self.centre, self.scales = posterior, centre, dict(scales)
         self.task_weights: TaskWeights | None = None
         self.heads = Heads(weights)
         self.owned = nn.ModuleList(own for _, _, own in owned)
@@ -363,10 +359,11 @@ class BayesianNetwork(nn.Module):
         self._settled = True
 
     def _tried(self, x: Tensor) -> Tensor | None:
+        x = x.clone()  # a forward pass may write to it
         with self.alone():
             self.weights.batch = len(x)
             try:
-                return self._output(x.clone(), self._run)  # not x itself: a forward pass may write to it
+                return self._output(x, self._run)
             except (EvclError, RuntimeError):
                 return None
 
@@ -596,7 +593,7 @@ def _fixed_layers(trunk: nn.Module) -> int:
 
     if never_changes(trunk):
         return WHOLE if any(True for _ in trunk.parameters()) else 0
-    if type(trunk) is not nn.Sequential or trunk._forward_hooks or hooks(trunk, "forward_pre"):
+    if type(trunk) is not nn.Sequential or trunk._forward_hooks or vars(trunk)["_forward_pre_hooks"]:
         return 0
     layers = list(takewhile(never_changes, trunk))
     return len(layers) if any(True for layer in layers for _ in layer.parameters()) else 0

@@ -38,11 +38,8 @@ class MLP(nn.Sequential):
         if input_dropout:
             layers.append(nn.Dropout(input_dropout))
         for fan_in, fan_out in pairwise(widths):
-            layers += [
-                he_layer(source, nn.Linear, fan_in, fan_out),
-                nn.ReLU(),
-                *([nn.Dropout(dropout)] if dropout else []),
-            ]
+            layers += [he_layer(source, nn.Linear, fan_in, fan_out), nn.ReLU()]
+            layers += [nn.Dropout(dropout)] if dropout else []
         super().__init__(*layers)
         self.inputs, self.hidden = inputs, tuple(hidden)
         self.dropout, self.input_dropout = float(dropout), float(input_dropout)

@@ -90,7 +90,7 @@ class Sweep(BayesianLayer):
             y, h, c = (torch.stack(some) for some in zip(*parts, strict=True))
         if self.reverse:
             y = _reversed(y, length, full)
-        return self._joined(y, h, c).flatten(0, 1)
+        return torch.cat([y.flatten(2), h, c], 2).flatten(0, 1)
 
     def _weights(self) -> Values:
         """One draw per replica, which serves the whole forward pass of the network."""
@@ -107,10 +107,6 @@ class Sweep(BayesianLayer):
         cells = self.cells if self.mode == "LSTM" else 0
         x, h, c, length = rows.split([rows.shape[2] - self.states - cells - 1, self.states, cells, 1], 2)
         return x.unflatten(2, (-1, self.inputs)), h, c, length.squeeze(2)
-
-    @staticmethod
-    def _joined(y: Tensor, h: Tensor, c: Tensor) -> Tensor:
-        return torch.cat([y.flatten(2), h, c], 2)
 
     def split(self, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The parts of the output: y [N, T, p], h [N, p], c [N, h] or [N, 0]."""
@@ -299,9 +295,8 @@ class Recurrent(Composite):
             x, lengths = pad_packed_sequence(input, batch_first=True)
         else:
             if input.dim() != 3:
-                raise EvclError(
-                    f"a recurrent layer takes a batch of sequences (3 axes), not shape {tuple(input.shape)}"
-                )
+                shape = tuple(input.shape)
+                raise EvclError(f"a recurrent layer takes a batch of sequences (3 axes), not shape {shape}")
             x = input if self.batch_first else input.transpose(0, 1)
         first = cast(Sweep, self.sweeps[0])
         x = x.to(first.dtype)  # lengths are among a sweep's inputs, and bf16 has too few digits for them

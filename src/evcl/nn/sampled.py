@@ -238,9 +238,7 @@ class Composite(nn.Module):
     def __getattr__(self, name: str) -> Any:
         plain = vars(self).get("plain")
         if plain is not None and any(part is plain.layer and key == name for part, key, _ in plain.places):
-            error = NoWeight(f"{type(self).__name__}: a Bayesian layer has no {name!r} to use directly: call the layer")
-            error.layer = self
-            raise error
+            raise NoWeight(self, name)
         return super().__getattr__(name)
 
 

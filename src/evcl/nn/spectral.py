@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm as OldHook
 
-from evcl.nn.layer import BayesianLayer, Weights, hooks
+from evcl.nn.layer import BayesianLayer, Weights
 
 
 class SpectralNorm(BayesianLayer):
@@ -80,10 +80,11 @@ class _OldSpectralNorm(SpectralNorm):
 
 def attach_state(layer: nn.Module, path: str, weights: Weights, stateful: Callable[[BayesianLayer], None]) -> None:
     """Replace the hooks of the old spectral norm by ones whose state is kept per replica."""
-    for key, hook in list(hooks(layer, "forward_pre").items()):
+    hooks = vars(layer)["_forward_pre_hooks"]
+    for key, hook in list(hooks.items()):
         if isinstance(hook, OldHook):
             state = _OldSpectralNorm(hook, layer)
             state.weights, state.path = weights, path
             stateful(state)
-            hooks(layer, "forward_pre")[key] = state.hook
+            hooks[key] = state.hook
             layer.add_module(f"{hook.name}_spectral", state)

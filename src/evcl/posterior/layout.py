@@ -29,15 +29,8 @@ class Layout:
         self.stored: dict[str, Shape] = {}
         self.spans: dict[str, slice] = {}
         self.size = 0
-        self._add(shapes, stored or {})
+        _extend(self, shapes, stored or {})
         self.size = -(-self.size // align) * align
-
-    def _add(self, shapes: Mapping[str, Shape], stored: Mapping[str, Shape]) -> None:
-        for name, shape in shapes.items():
-            self.shapes[name] = shape = tuple(shape)
-            self.stored[name] = shape = stored.get(name, shape)
-            self.spans[name] = slice(self.size, self.size + prod(shape))
-            self.size += prod(shape)
 
     def with_shapes(self, shapes: Mapping[str, Shape]) -> Layout:
         """The layout with these names added at its end, or with new shapes for names that it has."""
@@ -45,7 +38,7 @@ class Layout:
             return Layout({**self.shapes, **shapes})
         found = copy.copy(self)  # not laid out again: there may be thousands of heads
         found.shapes, found.stored, found.spans = dict(self.shapes), dict(self.stored), dict(self.spans)
-        found._add(shapes, {})
+        _extend(found, shapes, {})
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -105,6 +98,15 @@ class Layout:
             return found
 
         return extended
+
+
+def _extend(layout: Layout, shapes: Mapping[str, Shape], stored: Mapping[str, Shape]) -> None:
+    """Add these names at the end of a layout, in place."""
+    for name, shape in shapes.items():
+        layout.shapes[name] = shape = tuple(shape)
+        layout.stored[name] = shape = stored.get(name, shape)
+        layout.spans[name] = slice(layout.size, layout.size + prod(shape))
+        layout.size += prod(shape)
 
 
 class Part(NamedTuple):

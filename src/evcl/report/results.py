@@ -128,21 +128,21 @@ def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
     """Groups of comparable results, by name: benchmarks in the order of `evcl list`, methods in the paper's order."""
     order = list(BENCHMARK_SUMMARIES)
     keys = sorted({_key(r) for r in results}, key=lambda key: (_place(key[0], order), key[1:]))
-    in_order = sorted(results, key=lambda r: (_place(r.method, ORDER), r.preset != "tuned"))
+    in_order = sorted(results, key=lambda r: (_place(r.name, ORDER), r.preset != "tuned"))
     members = {key: [r for r in in_order if _key(r) == key] for key in keys}
-    names = {id_: name for id_, name in NAMES.items() if name not in {r.method for r in results}}
+    names = {id_: name for id_, name in NAMES.items() if name not in {r.name for r in results}}
     suffixes = {key: [_suffix(r, group) for r in group] for key, group in members.items()}
     labels = {
-        key: [names.get(r.method, r.method) + suffix for r, suffix in zip(group, suffixes[key], strict=True)]
+        key: [names.get(r.name, r.name) + suffix for r, suffix in zip(group, suffixes[key], strict=True)]
         for key, group in members.items()
     }
-    pairs = [(label, r.method) for key in keys for label, r in zip(labels[key], members[key], strict=True)]
+    pairs = [(label, r.name) for key in keys for label, r in zip(labels[key], members[key], strict=True)]
     styles = assign(sorted(pairs, key=lambda pair: _place(pair[1], ORDER)))
     groups: dict[str, Group] = {}
     slugs: set[str] = set()
     for key, group in members.items():
         lines = (
-            Line(label, result.method + suffix, styles[label], result, _published(key, result))
+            Line(label, result.name + suffix, styles[label], result, _published(key, result))
             for label, suffix, result in zip(labels[key], suffixes[key], group, strict=True)
         )
         name = _name(key)
@@ -153,7 +153,7 @@ def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
 def series(groups: Iterable[Group]) -> dict[str, Style]:
     """Every label of a report, in the order of its tables."""
     lines = [line for group in groups for line in group.lines]
-    lines.sort(key=lambda line: _place(line.result.method, ORDER))
+    lines.sort(key=lambda line: _place(line.result.name, ORDER))
     return {line.label: line.style for line in lines}
 
 
@@ -232,7 +232,7 @@ def scenarios(groups: Iterable[Group]) -> dict[str, list[Group]]:
 
 def _suffix(result: Result, group: Sequence[Result]) -> str:
     """The suffix that tells several results of one method apart: the preset, settings that differ, or a number."""
-    same = [r for r in group if r.method == result.method]
+    same = [r for r in group if r.name == result.name]
     return "" if len(same) == 1 else f" ({_distinction(result, same)})"
 
 

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evcl.streams.arrays import Array, total
+from evcl.streams.arrays import Array, Stateful, total
 from evcl.streams.observing import SOFTER
-from evcl.streams.state import Stateful
 
 QUIET = 100  # rows after an alarm without another one, while the learner adapts
 USUAL = 2000.0  # rows that say what is usual

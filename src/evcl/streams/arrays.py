@@ -8,7 +8,7 @@ threads as torch may.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Values = NDArray[Any]
+Json = dict[str, Any]  # what a file holds as text
 FEW = 2**16  # numbers that numpy changes faster than torch
 SHORT = 2**19  # multiplications per matrix that numpy does faster than torch
 TINY = float(np.finfo(np.float64).tiny)
@@ -111,7 +113,7 @@ def finite(a: Array) -> bool:
     return math.isfinite(np.add.reduce(a, None))
 
 
-def within(a: Array, low: Any, high: Any) -> Array:
+def within(a: Array, low: Array | float, high: Array | float) -> Array:
     """a, cut at these ends; less overhead than `np.clip`."""
     found: Array = np.minimum(np.maximum(a, low), high)
     return found
@@ -120,3 +122,29 @@ def within(a: Array, low: Any, high: Any) -> Array:
 def _array(tensor: torch.Tensor) -> Array:
     found: Array = tensor.numpy()
     return found
+
+
+class Stateful:
+    """An object whose state is in its attributes `names`, which are arrays or numbers, and in its `parts`."""
+
+    names: tuple[str, ...] = ()
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The objects that it consists of; in the state, each one's names stand below its own."""
+        return {}
+
+    def arrays(self) -> dict[str, Array]:
+        """Everything that rows change, by name."""
+        found = {name: np.asarray(getattr(self, name)) for name in self.names}
+        for prefix, part in self.parts().items():
+            found |= {f"{prefix}/{name}": array for name, array in part.arrays().items()}
+        return found
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """The inverse of `arrays`."""
+        for name in self.names:
+            is_array = isinstance(getattr(self, name), np.ndarray)
+            setattr(self, name, arrays[name] if is_array else arrays[name].tolist())
+        for prefix, part in self.parts().items():
+            start = f"{prefix}/"
+            part.restore({name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)})

@@ -8,9 +8,9 @@ import torch
 
 from evcl._core.errors import EvclError
 from evcl.streams.arrays import Array
-from evcl.streams.bank import Bank
 from evcl.streams.experts import Experts
 from evcl.streams.filters import Diagonal, Filter, Full, LowRank, Window
+from evcl.streams.forgetting import Bank
 from evcl.streams.jacobian import Network, Perceptron, default, of
 from evcl.streams.observing import Classes, Counts, Labels, Numbers, Observing
 from evcl.streams.units import Units

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
@@ -15,6 +14,7 @@ from evcl.streams.evaluation import size_of
 from evcl.streams.files import Asked, Files, batches
 from evcl.streams.table import Raised, TableStream, is_table_stream, load
 from evcl.tables.commands import claimed
+from evcl.tables.source import Json
 
 SAVE_EVERY = 45.0  # seconds
 OnStart = Callable[[TableStream, Files, int], object]
@@ -28,7 +28,7 @@ def learn_files(
     *,
     batch: int = 16,
     delay: int = 0,
-    settings: Mapping[str, Any] | None = None,
+    settings: Json | None = None,
     on_start: OnStart = lambda model, files, skipped: None,
     on_rows: OnRows = lambda count, raised: None,
 ) -> tuple[TableStream, Files]:
@@ -67,7 +67,7 @@ def learn_files(
         return model, files
 
 
-def _same(out: Path, known: TableStream, asked: Asked, settings: Mapping[str, Any]) -> Asked:
+def _same(out: Path, known: TableStream, asked: Asked, settings: Json) -> Asked:
     """What the user says, completed by what the model knows. Raises if they disagree."""
     for name, given, own in (("target", asked.target, known.target), ("time", asked.time, known.time)):
         if given != own:

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evcl.streams.arrays import Array, finite, joined, total, transposed
+from evcl.streams.arrays import Array, Stateful, finite, joined, total, transposed
 from evcl.streams.filters import Filter, Linearisation, of_rows, solved
 from evcl.streams.jacobian import Network
 from evcl.streams.observing import Observing, Targets
-from evcl.streams.state import Stateful
 
 TOGETHER = 8  # rows after which a filter forgets, for all of them at once
 MakeFilter = Callable[[Network, Array, Array], Filter]  # (network, means [r, P], prior variances [P])

@@ -97,7 +97,7 @@ class Files:
             self.notes.append(f"the rows are not in the order of {asked.time}: they are all read, and sorted")
         if self.kind == "class" and asked.kind is None:
             names = set().union(*(one.labels for one in found))
-            self.notes += like_numbers(asked.target, names, self.rows, found[0].source.decimal(asked.target) or ".")
+            self.notes += like_numbers(found[0].source, asked.target, names, self.rows)
         self.told = [one.source.told for one in found if one.source.told is not None]
 
     @property

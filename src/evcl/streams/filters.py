@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from evcl.streams.arrays import (
     Array,
+    Stateful,
     diagonals,
     eigenvectors,
     even,
@@ -31,7 +32,6 @@ from evcl.streams.arrays import (
     transposed,
 )
 from evcl.streams.jacobian import Network, Perceptron
-from evcl.streams.state import Stateful
 
 
 class Linearisation(Protocol):

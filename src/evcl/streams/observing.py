@@ -13,10 +13,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evcl.streams.arrays import Array, diagonal_matrices, diagonals, log, log_sigmoid, product, sigmoid, total, within
+from evcl.streams.arrays import (
+    Array,
+    Stateful,
+    diagonal_matrices,
+    diagonals,
+    log,
+    log_sigmoid,
+    product,
+    sigmoid,
+    total,
+    within,
+)
 from evcl.streams.filters import rooted
 from evcl.streams.scaling import Scaling
-from evcl.streams.state import Stateful
 
 Targets = NDArray[Any]  # of n rows: places of classes [n], or numbers [n, targets]
 LEAST = 1e-4  # the probability below which a class gets no smaller curvature

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evcl._core.errors import EvclError
+from evcl.streams.arrays import Json
 from evcl.streams.building import UNITS
 from evcl.streams.jacobian import default
 from evcl.streams.scaling import Scaling, squashed
@@ -61,12 +62,12 @@ class Online:
             found |= {name: parameter.detach(), **{f"{name} {key}": state[key] for key in ADAM}}
         return found
 
-    def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def parts(self) -> tuple[Json, dict[str, Tensor]]:
         """It as what JSON can hold, and its tensors: `restored` goes on bit for bit."""
         return {**self.settings, "rows": self.rows}, self.tensors()
 
     @classmethod
-    def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Online:
+    def restored(cls, about: Json, tensors: Mapping[str, Tensor]) -> Online:
         learner = cls(**{name: value for name, value in about.items() if name != "rows"})
         own = learner.tensors()
         if any(tensors[name].shape != tensor.shape for name, tensor in own.items()):

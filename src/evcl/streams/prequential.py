@@ -13,7 +13,7 @@ Classes come at the end, because there may be more of them later. The sums of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evcl._core.errors import EvclError
 from evcl.metrics import reliability
+from evcl.streams.arrays import Json
 
 __all__ = ["CLASS_MEASURES", "NUMBER_MEASURES", "Prequential", "class_measures", "number_measures", "window_of"]
 
@@ -214,15 +215,15 @@ class Prequential:
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def state(self) -> tuple[Json, dict[str, Floats]]:
         """Everything it knows: a part for JSON, and arrays. Labels must be texts, numbers or truth values."""
-        told: dict[str, Any] = {"kind": self.kind, "rows": self.rows, "window": self.window, "asked": self._asked}
+        told: Json = {"kind": self.kind, "rows": self.rows, "window": self.window, "asked": self._asked}
         told |= {"fading": self.fading, "labels": list(self._labels)}
         told |= {"bins": self._bins.ravel().tolist(), "without": self._without}
         return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
 
     @staticmethod
-    def restored(told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Prequential:
+    def restored(told: Json, arrays: Json) -> Prequential:
         """The scores whose state this is. Raises EvclError if it is none."""
         try:
             self = Prequential(told["kind"], told["asked"], told["fading"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from evcl._core.errors import EvclError
 from evcl.learner.persist import opened, write
 from evcl.nn import MLP
 from evcl.streams.alarm import Alarm
+from evcl.streams.arrays import Json
 from evcl.streams.stream import State, Stream
 
 FORMAT = 3
@@ -29,7 +29,7 @@ def save(
     write(path, (about, {**tensors, **beside}), notes, NOTE)
 
 
-def parts_of(stream: Stream) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def parts_of(stream: Stream) -> tuple[Json, dict[str, Tensor]]:
     """A stream as what JSON can hold, and its tensors."""
     state = stream.state
     if state is None:
@@ -62,7 +62,7 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> tupl
         return restored(saved, tensors, network), tensors
 
 
-def restored(saved: Mapping[str, Any], tensors: Mapping[str, Tensor], network: nn.Module | None = None) -> Stream:
+def restored(saved: Json, tensors: Mapping[str, Tensor], network: nn.Module | None = None) -> Stream:
     """The stream of these parts."""
     if saved["format"] != FORMAT:
         raise EvclError(f"the file has format {saved['format']!r}, but this version of evcl reads only {FORMAT}")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from evcl.streams.arrays import Array, within
-from evcl.streams.state import Stateful
+from evcl.streams.arrays import Array, Stateful, within
 
 LONGEST = 10_000.0  # rows: the mean and deviation forget at this rate, so that they follow slow changes
 FARTHEST = 10.0  # deviations: a number counts as if it were at most this far from the mean,

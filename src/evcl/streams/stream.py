@@ -11,19 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evcl._core.errors import BadExample, EvclError
 from evcl._core.inputs import Label, inputs, labels
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl.streams.alarm import Alarm, Columns, Detector
-from evcl.streams.arrays import Array, finite, total, within
-from evcl.streams.bank import Looked
+from evcl.streams.arrays import Array, Stateful, Values, finite, total, within
 from evcl.streams.building import bank_of
+from evcl.streams.forgetting import Looked
 from evcl.streams.observing import parts
 from evcl.streams.scaling import FARTHEST, Scaling, squashed
-from evcl.streams.state import Stateful
 from evcl.targets import get as get_likelihood
 
 _TABLE = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))
@@ -236,7 +234,7 @@ class Stream:
 
     # --- predicting --------------------------------------------------------------------------------------------------
 
-    def _pieces(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
+    def _pieces(self, rows: Values) -> list[Values]:
         """The rows that are looked at and learned at once."""
         outputs = max(1, len(self.classes) - 1, self.state.targets if self.state else 0)
         size = max(1, MOST // outputs)
@@ -333,12 +331,12 @@ class Stream:
         return float(total(surprise)), alarm
 
 
-def _as_given(found: NDArray[Any], x: Rows) -> Any:
+def _as_given(found: Values, x: Rows) -> Any:
     """A tensor if the rows x are one; otherwise an array."""
     return torch.from_numpy(found) if isinstance(x, Tensor) else found
 
 
-def _narrow(found: NDArray[Any], x: Rows) -> Any:
+def _narrow(found: Values, x: Rows) -> Any:
     """[n] of [n, 1]: a single target needs no second axis."""
     return _as_given(found[:, 0] if found.shape[1] == 1 else found, x)
 

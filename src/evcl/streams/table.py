@@ -27,7 +27,7 @@ from evcl.streams.stream import Stream
 from evcl.tables.model import notes_of
 from evcl.tables.row_encoder import RowEncoder
 from evcl.tables.rows import LIKELIHOODS, present
-from evcl.tables.source import Floats, Piece, Target, bad
+from evcl.tables.source import Floats, Json, Piece, Target, bad
 
 FORMAT = 1
 NOTE = "evcl.streams.table"
@@ -229,7 +229,7 @@ def load(path: Path) -> TableStream:
         return _rebuilt(stream, parsed(text), own)
 
 
-def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TableStream:
+def _rebuilt(stream: Stream, told: Json, tensors: Mapping[str, Tensor]) -> TableStream:
     if told["format"] != FORMAT:
         raise EvclError(f"its table has format {told['format']!r}, but this version of evcl reads only {FORMAT}")
     for name, types in _PLAIN.items():

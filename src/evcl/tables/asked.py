@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evcl._core.errors import EvclError
-from evcl.tables.source import Dialect, Target, Unknown
+from evcl.tables.source import Dialect, Json, Target, Unknown
 
 if TYPE_CHECKING:
     from evcl.callbacks import Callback
@@ -48,7 +48,7 @@ class Learning:
     categories: Sequence[str] | None = None
     kind: Target | None = None  # None: classes, with a note or an error if they look like something else
     side: int | None = None
-    settings: Mapping[str, Any] | None = None
+    settings: Json | None = None
 
     def check_later(self, model: Path) -> None:
         """Raise if something is asked that was fixed when the model was created."""

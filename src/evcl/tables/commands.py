@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from evcl.tables.image_folder import PIXELS, ImageFolder
 from evcl.tables.model import Model, is_table, load_model
 from evcl.tables.numpy_file import NpyFile, NpzFile
 from evcl.tables.rows import Rows
-from evcl.tables.source import Dialect, Source, bad
+from evcl.tables.source import Dialect, Json, Source, bad
 from evcl.tables.values import Fraction
 
 READERS: dict[str, Callable[[Path, Dialect], Source]] = {
@@ -79,7 +79,7 @@ class Learned:
     """What learning a file has done, and what the user should know of it."""
 
     model: Model
-    line: Mapping[str, Any]  # its entry in the model's history
+    line: Json  # its entry in the model's history
     read: list[str]  # how the file was read
     doubts: list[str]  # what was said before it was learned
     notes: list[str]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
 
 from evcl import targets
 from evcl._core.bounds import MOST_INPUTS
@@ -17,7 +16,7 @@ from evcl.tables.asked import Learning
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.model import Model
 from evcl.tables.rows import DATES, LIKELIHOODS, Rows, read_rows
-from evcl.tables.source import Source, bad
+from evcl.tables.source import Json, Source, bad
 from evcl.tables.texts import DATE, meanings, number_of
 
 MANY = 20  # a target of more different numbers may be a number,
@@ -54,22 +53,16 @@ def create(source: Source, asked: Learning) -> tuple[Model, Rows]:
             left_out = f", and {rows.labelled.note}" if rows.labelled.note else ""
             bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}{left_out}")
         if asked.kind is None and not source.images:
-            rows.doubts = _doubts(source, str(target), rows)
+            if 2 * sum(meanings(name) & DATE != 0 for name in rows.names) > len(rows.names):
+                bad(source.path, f"column {target!r}", DATES)
+            rows.doubts = like_numbers(source, str(target), rows.names, len(rows.values))
     encoder = fitting.encoder()
     rows.notes, rows.ends = [*fitting.limited, *fitting.notes], fitting.ends
-    about: dict[str, Any] = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
+    about: Json = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
     learner = Learner(mlp(encoder.inputs, hidden), method, **about, **given)
     made = Model(learner, encoder, None if source.images else target, drop=tuple(asked.drop))
     made.missing, made.kind_given = asked.dialect.missing, asked.kind is not None
     return made, rows
-
-
-def _doubts(source: Source, target: str, rows: Rows) -> list[str]:
-    """A note if the classes look like numbers. Dates are refused."""
-    names = rows.names
-    if 2 * sum(meanings(name) & DATE != 0 for name in names) > len(names):
-        bad(source.path, f"column {target!r}", DATES)
-    return like_numbers(target, names, len(rows.values), source.decimal(target) or ".")
 
 
 def later_doubts(model: Model, source: Source, rows: Rows) -> list[str]:
@@ -78,12 +71,12 @@ def later_doubts(model: Model, source: Source, rows: Rows) -> list[str]:
         return []
     count = sum(line["examples"] + line["held_out"] for line in model.history) + len(rows.values)
     fix = "a new model with --kind number or --kind count learns it as one"
-    return like_numbers(model.target, {*model.labels, *rows.names}, count, source.decimal(model.target) or ".", fix)
+    return like_numbers(source, model.target, {*model.labels, *rows.names}, count, fix)
 
 
-def like_numbers(target: str, names: Collection[str], rows: int, decimal: str, fix: str = FIX) -> list[str]:
+def like_numbers(source: Source, target: str, names: Collection[str], rows: int, fix: str = FIX) -> list[str]:
     """A note if the classes of these rows look like numbers: they hardly repeat, or are no codes from 0 or 1."""
-    found = [number_of(name, decimal) for name in names]
+    found = [number_of(name, source.decimal(target) or ".") for name in names]
     numbers = sorted(number for number in found if number is not None)
     if len(numbers) < len(names) or len(names) <= MANY:
         return []

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
+from evcl.tables.source import Json
 
 if TYPE_CHECKING:
     from evcl.tables.model import Model
@@ -269,7 +270,7 @@ def advice(model: Model, before: Mapping[str, Now]) -> list[str]:
     return found
 
 
-def _fall(line: Mapping[str, Any]) -> float:
+def _fall(line: Json) -> float:
     """The loss of accuracy that is no accident of the few rows that were held out of a task."""
     return FALL + 2 * math.sqrt(_variance(line["accuracy"], line["held_out"]))
 
@@ -281,7 +282,7 @@ def _help(model: Model) -> str:
     return "; --keep 200 keeps rows, and later files then cost less"
 
 
-def _other_rule(earlier: list[dict[str, Any]], line: Mapping[str, Any]) -> bool:
+def _other_rule(earlier: list[Json], line: Json) -> bool:
     """Whether the model was much worse on this file before it learned it than on the last one, and than it is now."""
     before, last = line.get("accuracy_before"), earlier[-1] if earlier else {}
     if before is None or not last.get("held_out"):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
 from evcl.tables.outside import Ends
-from evcl.tables.source import Floats, Kind, Piece, Source, Unknown, Values, bad, listed, plural
+from evcl.tables.source import Floats, Json, Kind, Piece, Source, Unknown, Values, bad, listed, plural
 from evcl.tables.values import CYCLES, Where, as_text, circles, measured, numbers_of, seconds_of, spelt
 
 Inputs = NDArray[np.float32]
@@ -257,7 +257,7 @@ class Encoder:
                 part.encode(values, into, where)
             start += part.inputs
 
-    def described(self) -> list[dict[str, Any]]:
+    def described(self) -> list[Json]:
         """Its parts as JSON. Fields without a value are left out, so that a part is written as it always was."""
         return [
             {"kind": part.kind, **{f.name: v for f in fields(part) if (v := getattr(part, f.name)) != f.default}}
@@ -265,7 +265,7 @@ class Encoder:
         ]
 
     @staticmethod
-    def rebuilt(saved: Sequence[Mapping[str, Any]]) -> Encoder:
+    def rebuilt(saved: Sequence[Json]) -> Encoder:
         """The encoder from its description. Raises EvclError, KeyError or TypeError if the description is invalid."""
         return Encoder([_rebuilt(one) for one in saved])
 
@@ -350,7 +350,7 @@ READERS: dict[str, Callable[[Any], object]] = {  # by the type of a field
 }
 
 
-def _rebuilt(one: Mapping[str, Any]) -> Part:
+def _rebuilt(one: Json) -> Part:
     if one["kind"] not in PARTS:
         raise EvclError(f"column {one['name']!r} has the unknown kind {one['kind']!r}")
     made = PARTS[one["kind"]]

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ from evcl.tables.earlier import (
 from evcl.tables.encoding import Encoder, Encoding, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.rows import LIKELIHOODS, Rows, read_rows
-from evcl.tables.source import Kind, Source, Target, Unknown, absent, bad, listed
+from evcl.tables.source import Json, Kind, Source, Target, Unknown, absent, bad, listed
 from evcl.targets.scale import far_outside
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
@@ -63,7 +62,7 @@ class Model:
     target: str | None  # None: the folder of an image
     labels: list[str] = field(default_factory=list)  # the learner uses indices into this list as labels
     drop: tuple[str, ...] = ()  # columns to ignore in every file
-    history: list[dict[str, Any]] = field(default_factory=list)  # one entry per task
+    history: list[Json] = field(default_factory=list)  # one entry per task
     summaries: dict[str, Summary] = field(default_factory=dict)  # of the last tasks: see earlier.py
     now: dict[str, Now] = field(default_factory=dict)  # what each task is at, after the last one
     missing: tuple[str, ...] = ()  # texts and numbers that mean a missing value in every file, beside the usual ones
@@ -84,7 +83,7 @@ class Model:
 
     def learn(
         self, source: Source, rows: Rows, name: str, asked: Learning, checkpoint: Path | None = None
-    ) -> tuple[dict[str, Any], list[str]]:
+    ) -> tuple[Json, list[str]]:
         """Learn one more task from a file whose targets have been read; returns its entry in the history, and what the
         user should know of it. `checkpoint`: see `Learner.learn`.
         """
@@ -100,7 +99,7 @@ class Model:
             bad(source.path, f"with it there would be {len(labels):,} classes, but the maximum is {MOST_CLASSES:,}")
         y = rows.targets(labels)
         train, held, notes = self.examples(source, rows, y, asked)
-        before: Mapping[str, Any] = {}
+        before: Json = {}
         if held is not None and earlier and not (self.numeric and shared == "new"):
             before = self._measured(held, earlier[-1] if shared == "new" else shared, source)
         known = () if shared == "new" or self.numeric else self.learner.classes(shared)
@@ -185,7 +184,7 @@ class Model:
         train, tested = Examples(x[:trained], y[~held]), Examples(x[trained:], y[held]) if count > 0 else None
         return train, tested, [*([rows.labelled.note] if rows.labelled.note else []), *encoding.notes]
 
-    def _measured(self, held: Examples, task: str, source: Source) -> dict[str, Any]:
+    def _measured(self, held: Examples, task: str, source: Source) -> Json:
         """How good a task's head is on examples: of classes, the mean accuracy, NLL, entropy and epistemic uncertainty,
         the last three in nats; of numbers, RMSE, NLL and the coverage of 95% intervals. And how unfamiliar the examples
         are: the median, None if that is unknown.
@@ -272,7 +271,7 @@ def notes_of(path: Path) -> Mapping[str, str]:
         return file.metadata() or {}
 
 
-def _check_numbers(line: Mapping[str, Any], names: Collection[str], more: Collection[str]) -> None:
+def _check_numbers(line: Json, names: Collection[str], more: Collection[str]) -> None:
     """Raise unless these values of an entry of the history are finite numbers; `more`: if it has them."""
     for name in (*names, *(one for one in more if one in line), "held_out"):
         if type(line[name]) not in (int, float) or not math.isfinite(line[name]):

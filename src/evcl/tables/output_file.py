@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError, extra
 from evcl.tables.source import Values, as_number
@@ -116,7 +115,7 @@ class _Parquet:
         elif text:
             return self._pa.array([None if v is None else str(v) for v in values], self._pa.string())
         mask = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
-        data: NDArray[Any] = np.ma.getdata(values)
+        data: Values = np.ma.getdata(values)
         if data.dtype.kind == "f":
             mask = np.isnan(data) if mask is None else mask | np.isnan(data)
             data = data.astype(np.float64) if decimals is None else data.astype(np.float64).round(decimals)

@@ -18,7 +18,7 @@ import numpy as np
 
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
-from evcl.tables.source import Floats, Kind, Piece, Values
+from evcl.tables.source import Floats, Json, Kind, Piece, Values
 from evcl.tables.values import CYCLES, Moments, Where, as_text, circles, numbers_of, seconds_of
 
 SPARE, PER_TEXT = 4, 16  # spare inputs: for anything, and for each column of texts
@@ -141,7 +141,7 @@ class RowEncoder:
             self.columns[name] = Column("number", self._slot(name, "", True).start)
         return self.columns[name]
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> Json:
         """Everything it knows, for JSON."""
         columns = [
             [name, one.kind, one.place, list(one.shape), *(a.tolist() for a in (one.count, one.mean, one.squares))]
@@ -151,7 +151,7 @@ class RowEncoder:
         return {"columns": columns, "first": self._first, "spare": self._spare, "slots": slots}
 
     @classmethod
-    def rebuilt(cls, saved: Mapping[str, Any]) -> RowEncoder:
+    def rebuilt(cls, saved: Json) -> RowEncoder:
         """The encoder from its description. Raises EvclError if this is none."""
         try:
             found = cls({"": "number"})
@@ -160,7 +160,7 @@ class RowEncoder:
             raise EvclError(f"the description of its columns is damaged ({error})") from error
         return found
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
+    def restore(self, saved: Json) -> None:
         """Take over a description."""
         self.columns, self._first, self._spare = {}, int(saved["first"]), int(saved["spare"])
         for name, kind, place, shape, *moments in saved["columns"]:
@@ -188,7 +188,7 @@ def kind_of(values: Values) -> Kind:
     return "text" if values.dtype == object else "date" if values.dtype.kind == "M" else "number"
 
 
-def piece_of(rows: Sequence[Mapping[str, Any]]) -> Piece:
+def piece_of(rows: Sequence[Json]) -> Piece:
     """Rows that are dicts, as columns: numbers, dates (datetime) or texts. A key that a row lacks, or that is None, is
     missing.
     """

@@ -22,6 +22,7 @@ INEXACT = "is an integer that float64 cannot represent exactly; --drop leaves th
 # Numbers [n, ...], kept as integers if they are whole (NaN or masked: missing); text [n] as objects (None: missing);
 # or dates [n] as datetime64 (NaT: missing).
 Values = NDArray[Any]
+Json = dict[str, Any]  # what a file holds as text
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Kind = Literal["number", "date", "text"]  # what a column holds

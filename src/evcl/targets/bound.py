@@ -104,7 +104,9 @@ class Bound(Energy):
             mu, log_variance = code.chunk(2, 2)
             for start in range(0, samples, step):
                 s = min(step, samples - start)
-                eps = torch.stack([_normal(source, n, s, mu.shape[2], like=mu) for source in sources])
+                eps = torch.stack(
+                    [torch.randn(n, s, mu.shape[2], generator=g, device=mu.device, dtype=mu.dtype) for g in sources]
+                )
                 z = mu.unsqueeze(2) + (0.5 * log_variance).exp().unsqueeze(2) * eps
                 with bound_to(network, mean, at.task, r * n * s):
                     shown = vae.decoder(z.flatten(0, 2)).flatten(1)
@@ -132,7 +134,3 @@ def _vae(network: BayesianNetwork) -> VAE:
     if not isinstance(network.trunk, VAE):
         raise EvclError(NO_VAE)
     return network.trunk
-
-
-def _normal(source: torch.Generator, *shape: int, like: Tensor) -> Tensor:
-    return torch.randn(shape, generator=source, device=like.device, dtype=like.dtype)

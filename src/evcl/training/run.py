@@ -20,7 +20,7 @@ from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, Purpose, generator, weights_of
 from evcl._core.ranks import Ranks
-from evcl._core.settings import Settings, decided, stack
+from evcl._core.settings import Settings, decided
 from evcl.methods import Fitted, Learned, Method, Model, Round, TaskData, for_settings, memories, packing
 from evcl.methods.memories import Fresh, hows
 from evcl.methods.method import Asked, Newcomer
@@ -715,3 +715,19 @@ def around(network: BayesianNetwork, centre: Tensor, drawn: Tensor, new: Layout,
         for setting, part in (("prior_std", 1.0), ("init_std", INIT_SHARE))
     )
     return Fresh(Gaussian(centre, prior), Gaussian(drawn, start))
+
+
+def stack(settings: Sequence[Settings], like: Tensor) -> Settings:
+    """Combine the settings of R replicas: real numbers that differ become [R, 1] tensors; all others must agree."""
+    stacked: dict[str, object] = {}
+    for name, value in settings[0].items():
+        values = [s[name] for s in settings]
+        if all(v == value for v in values):
+            stacked[name] = value
+        elif all(isinstance(v, float) for v in values):
+            stacked[name] = like.new_tensor(values).unsqueeze(1)
+        else:
+            raise EvclError(
+                f"replicas that share a program must have the same {name}, but these have {values}", setting=name
+            )
+    return Settings(stacked)

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,9 @@ from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import extra
 from evcl.benchmarks.texts import FIRST_SPAM, NAMES, readable
 from evcl.data import load_arrays, load_texts
+from evcl.streams.arrays import Values
 from evcl.streams.sources.source import Rows, Source
 
-Numbers = NDArray[Any]
 ABOUT = tomllib.loads(Path(__file__).with_name("real.toml").read_text("utf-8"))
 LATE = 15  # minutes
 BUCKETS = 128  # of words
@@ -37,8 +37,8 @@ WORD = re.compile(r"[a-z]{3,20}|[$!%]")
 class Table(NamedTuple):
     """A whole stream: one small array per column, the labels, and the times."""
 
-    columns: dict[str, Numbers]
-    labels: Numbers
+    columns: dict[str, Values]
+    labels: Values
     when: NDArray[np.datetime64] | None = None
 
 
@@ -90,7 +90,7 @@ def census() -> Table:
 
     found = {name: pq.read_table(io.BytesIO(content.tobytes())) for name, content in load_arrays("census").items()}
 
-    def whole(column: str) -> Numbers:
+    def whole(column: str) -> Values:
         parts = [found[name][column].to_numpy(zero_copy_only=False) for name in ("reference", "analysis")]
         return np.concatenate(parts).astype(np.int16)
 
