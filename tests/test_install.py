@@ -18,7 +18,7 @@ from evcl import experiments
 from evcl._core.errors import EvclError, missing
 
 OPTIONAL = [
-    "PIL", "filelock", "matplotlib", "msgspec", "platformdirs", "pyarrow", "ray", "requests", "rich",
+    "PIL", "filelock", "matplotlib", "msgspec", "platformdirs", "pyarrow", "ray", "rich",
     "sklearn", "tensorboard", "typer",
 ]  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(python):
         "import evcl.report": "evcl.experiments needs msgspec: pip install 'evcl[cli]'",
         "evcl.benchmarks.get('split-digits')": ("the embedded digits come with scikit-learn: pip install 'evcl[data]'"),
         "evcl.benchmarks.get('split-mnist')": (
-            "fetching a data set needs filelock, Pillow, requests and rich: pip install 'evcl[data]'"
+            "fetching a data set needs filelock, Pillow and rich: pip install 'evcl[data]'"
         ),
         "evcl.callbacks.TensorBoard('runs')": "this callback needs TensorBoard: pip install 'evcl[tensorboard]'",
         "import evcl.tables; evcl.tables.learn(Path('m'), Path('x.csv'), 'y')": (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
+import tiny
 import torch
 
 import evcl
@@ -28,41 +26,24 @@ TRAIN, TEST = made(300, 0), made(100, 1)
 FILES = {"train.bin": binary(*TRAIN), "test.bin": binary(*TEST)}
 
 
-def tar(files):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        for name, body in files.items():
-            about = tarfile.TarInfo(f"cifar-100-binary/{name}")
-            about.size = len(body)
-            archive.addfile(about, io.BytesIO(body))
-    return out.getvalue()
-
-
 WAYS = {
     "loose": FILES,
     "in its own folder": {f"cifar-100-binary/{name}": body for name, body in FILES.items()},
     "in another folder": {f"cifar100/{name}": body for name, body in FILES.items()},
-    "packed": {"cifar-100-binary.tar.gz": tar(FILES)},
+    "packed": {"cifar-100-binary.tar.gz": tiny.tar({f"cifar-100-binary/{name}": body for name, body in FILES.items()})},
 }
-
-
-def write(folder, files):
-    for name, body in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(body)
-    return folder
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_images_and_their_classes_are_read(way, tmp_path):
-    found = data.load_cifar100(write(tmp_path, WAYS[way]))
+    found = data.load_cifar100(tiny.put(tmp_path, WAYS[way]))
     for read, wanted in zip((found.train_images, found.train_labels, found.test_images, found.test_labels),
                             (*TRAIN, *TEST), strict=True):  # fmt: skip
         assert np.array_equal(read, wanted)
 
 
 def test_the_benchmark_divides_the_classes_evenly(tmp_path, monkeypatch):
-    monkeypatch.setenv("EVCL_DATA", str(write(tmp_path, FILES)))
+    monkeypatch.setenv("EVCL_DATA", str(tiny.put(tmp_path, FILES)))
     benchmark = evcl.benchmarks.get("split-cifar100")
     assert [task.classes for task in benchmark] == [tuple(range(k, k + 10)) for k in range(0, 100, 10)]
     x, y = benchmark[3].train
@@ -91,7 +72,7 @@ def test_the_benchmark_divides_the_classes_evenly(tmp_path, monkeypatch):
 )
 def test_what_is_no_cifar_100_is_refused_in_one_line(files, message, tmp_path):
     with pytest.raises(evcl.EvclError) as error:
-        data.load_cifar100(write(tmp_path, files))
+        data.load_cifar100(tiny.put(tmp_path, files))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

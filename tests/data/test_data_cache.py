@@ -299,7 +299,7 @@ def test_the_catalogue_is_complete():
 
 
 def test_import_evcl_loads_nothing_that_downloads_or_decodes():
-    heavy = ("requests", "PIL", "sklearn", "filelock", "rich")
+    heavy = ("PIL", "sklearn", "filelock", "rich")
     code = f"import evcl, evcl.data, sys; print([m for m in {heavy} if m in sys.modules])"
     alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert alone.strip() == "[]"

@@ -5,45 +5,16 @@ To change: sources and formats. Fixed: the hashes in the catalogue. No pickle is
 disk.
 """
 
-from typing import TYPE_CHECKING
-
-from evcl._core.lazy import lazily
-
-if TYPE_CHECKING:
-    from evcl.data.catalog import CATALOG
-    from evcl.data.cifar100 import CIFAR100_CLASSES, load_cifar100
-    from evcl.data.datasets import (
-        Dataset,
-        Status,
-        Verified,
-        fetch,
-        load,
-        load_arrays,
-        load_grey28,
-        load_texts,
-        status,
-        verify,
-    )
-    from evcl.data.embedded import digits
-    from evcl.data.formats import grey28
-else:
-    __getattr__, __dir__ = lazily(
-        __name__,
-        {
-            "evcl.data.catalog": "CATALOG",
-            "evcl.data.cifar100": "CIFAR100_CLASSES load_cifar100",
-            "evcl.data.datasets": "Dataset Status Verified fetch load load_arrays load_grey28 load_texts status verify",
-            "evcl.data.embedded": "digits",
-            "evcl.data.formats": "grey28",
-        },
-    )
+from evcl.data.catalog import CATALOG
+from evcl.data.cifar100 import CIFAR100_CLASSES, load_cifar100
+from evcl.data.datasets import Dataset, fetch, load, load_arrays, load_grey28, load_texts, status, verify
+from evcl.data.embedded import digits
+from evcl.data.formats import grey28
 
 __all__ = [
     "CATALOG",
     "CIFAR100_CLASSES",
     "Dataset",
-    "Status",
-    "Verified",
     "digits",
     "fetch",
     "grey28",

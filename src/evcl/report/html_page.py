@@ -22,7 +22,7 @@ from evcl._core.version import __version__
 from evcl.experiments.known import known_benchmark
 from evcl.report import diagnostics, figures, runs, streams, tables
 from evcl.report.cells import best_note
-from evcl.report.published import WHY
+from evcl.report.published import WORDS
 from evcl.report.results import Group, Line, scenarios, series
 from evcl.report.styles import BACK, INK, Style
 
@@ -67,7 +67,7 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
         runs=runs,
         streams=streams,
         tables=tables,
-        why=WHY,
+        words=WORDS,
         isfinite=math.isfinite,
         has_published=any(group.has_published for group in groups.values()),
         policy=policy,

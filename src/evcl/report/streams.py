@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl.experiments.result import StreamMeasures
-from evcl.report.cells import BEST, Cell, Column, Table, escaped, plus_minus
+from evcl.report.cells import Cell, Column, Table, escaped, plus_minus
 from evcl.report.figures import SOFT, WIDTH, Axes, Draw, Panel, Sheet, said, settled, side_by_side, style
+from evcl.report.published import WORDS
 from evcl.report.results import Group, Line
 from evcl.report.runs import command, machine, seeds
 from evcl.report.tables import _cells, _sentence, megabytes
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
-DEFINITIONS = (
-    "Streams are evaluated prequentially: every row is predicted before it is learned, and every prediction counts. "
-    "Log-loss is the mean negative log-likelihood in nats; the Brier score is the squared distance of the "
-    "probabilities from the label, from 0 to 2; Cohen's kappa is the accuracy above that of guessing by frequency, 0 "
-    "to 1. A label that never came before counts with a probability of 1e-15. Curves show the mean over windows of "
-    "equally many rows, which do not overlap."
-)
 
 
 class Measure(NamedTuple):
@@ -154,7 +148,7 @@ def overview(groups: list[Group], name: str) -> Table:
 
 def streams_markdown(groups: list[Group], title: str) -> str:
     """The tables of streams as Markdown, with definitions of the measures and the command for each run."""
-    parts = [f"# {escaped(title)}", DEFINITIONS, BEST]
+    parts = [f"# {escaped(title)}", WORDS["streams"], WORDS["best"]]
     for group in groups:
         parts += [f"## {escaped(group.name)}", stream_table(group).markdown(mark=True), _sentence(caption(group))]
         parts += ["```\n" + "\n".join(" ".join(command(line.result).split()) for line in group.lines) + "\n```"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from importlib.resources import files
 
 INK = {"light": "#1b1f24", "dark": "#e6edf3"}
 BACK = {"light": "#ffffff", "dark": "#0f1318"}
@@ -26,69 +28,10 @@ class Style:
         )
 
 
-# No two colours are close for readers with normal, protan, deutan or tritan vision (a distance of at least 8 in
-# 100 x OKLab under Machado's simulation), and each stands out from its background (a contrast of 3:1). Markers repeat
-# the distinction. Related methods have related colours: VCL and its coresets are orange to red. The order is that of
-# the tables.
-STYLES = {
-    "evcl": Style("#0068B8", "#4B9EFC", "o", "●"),
-    "vcl": Style("#CF811A", "#EBA346", "s", "■"),
-    "vcl-random-coreset": Style("#C5430A", "#C7825A", "^", "▲"),
-    "vcl-kcenter-coreset": Style("#8A1420", "#DC3700", "v", "▼"),
-    "ewc": Style("#3DA37F", "#9BD3A4", "D", "◆"),
-    "random-coreset": Style("#004C66", "#407B74", "P", "✚"),
-    "kcenter-coreset": Style("#8C84E6", "#8857CC", "X", "✖"),
-    "naive": Style("#8A6277", "#B794A5", "p", "⬟"),
-    "joint": Style(INK["light"], INK["dark"], "*", "★"),
-}
-# The methods' names as in the paper.
-NAMES = {
-    "evcl": "EVCL",
-    "vcl": "VCL",
-    "vcl-random-coreset": "VCL + random coreset",
-    "vcl-kcenter-coreset": "VCL + k-center coreset",
-    "ewc": "EWC",
-    "random-coreset": "random coreset only",
-    "kcenter-coreset": "k-center coreset only",
-    "ewc-offline": "offline EWC",
-    "si": "SI",
-    "mas": "MAS",
-    "lwf": "LwF",
-    "fromp": "FROMP",
-    "scommer": "SCoMMER",
-    "imm-mean": "mean-IMM",
-    "imm-mode": "mode-IMM",
-    "xdg": "XdG",
-    "progressive": "progressive networks",
-    "progress-compress": "Progress & Compress",
-    "gvcl": "GVCL",
-    "improved-vcl": "improved VCL",
-    "td-vcl": "TD-VCL",
-    "gvcl-film": "GVCL-F",
-    "evcl-film": "EVCL + FiLM",
-    "evcl-er": "EVCL + replay",
-    "er": "ER",
-    "derpp": "DER++",
-    "agem": "A-GEM",
-    "kfac-evcl": "K-FAC EVCL",
-    "kfac-ewc": "K-FAC EWC",
-    "vogn": "VOGN",
-    "ivon": "IVON",
-    "noisy-kfac": "noisy K-FAC",
-    "ekf": "EKF",
-    "mesu": "MESU",
-    "dgr": "DGR",
-    "evcl-dgr": "EVCL + DGR",
-}
-# For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
-SPARE = (
-    Style("#6B7F00", "#B5C545", "h", "⬢"),
-    Style("#D0349B", "#FF7AC8", "<", "◀"),
-    Style("#7A5230", "#C49A6C", ">", "▶"),
-    Style("#5E6B7E", "#93A4BC", "d", "♦"),
-    Style("#0A7F8C", "#4FC3D0", "H", "⬣"),
-    Style("#8E44C4", "#C48CF0", "8", "◉"),
-)
+TABLES = tomllib.loads(files("evcl.report").joinpath("styles.toml").read_text("utf-8"))
+STYLES = {method: Style(*values) for method, values in TABLES["styles"].items()}
+NAMES: dict[str, str] = TABLES["names"]
+SPARE = tuple(Style(*values) for values in TABLES["spare"]["styles"])
 
 
 def assign(names: Iterable[tuple[str, str]]) -> dict[str, Style]:

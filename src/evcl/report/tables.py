@@ -9,33 +9,11 @@ import numpy as np
 from evcl.experiments import Result, Summary
 from evcl.experiments.result import SCORES
 from evcl.report.cells import Cell, Column, Find, Table, best, best_note, escaped, paired, plus_minus
-from evcl.report.published import WHY
+from evcl.report.published import WORDS
 from evcl.report.results import HELD_OUT, Group, Line, series
 from evcl.report.runs import command, machine, seeds
 
 REFERENCE = "evcl"
-DEFINITIONS = (
-    "Average accuracy is the mean over the tasks seen so far, each measured again after every task; tables show it "
-    "after the last task. Forgetting is how far the accuracy on a task has dropped from its best. NLL is the mean "
-    "negative log-likelihood and ECE the expected calibration error (15 bins), both averaged over the tasks after the "
-    "last one. Backward transfer is how the accuracy on a task has changed since it was learned. MB is the size of the "
-    "weights and of all that a method keeps beside them after the last task. "
-    "Accuracies, forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the seeds "
-    "(n - 1). Task inferred: the average accuracy if the task is not given, and each example is predicted by the head "
-    "with the largest likelihood of it, or with the smallest entropy. Joint training sees all tasks at once: a "
-    "ceiling, not a continual learner."
-)
-OTHERS = (
-    "A benchmark without labels is judged by something else, whose name and unit its tables give: generative models by "
-    "the log-likelihood of test examples, agents by the return of an episode. Average and forgetting are then those of "
-    "that score, in its unit. Uncertainty of samples: the mean of -log p(character) of samples of each character, in "
-    "nats, for a classifier that was trained on all of them."
-)
-BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
-PAIRED = (
-    "The difference in {score} after the last task, computed seed by seed and averaged over the common seeds, "
-    "± the standard error of that mean{unit}. Positive values: {label} is better."
-)
 
 
 def percent(summary: Summary, places: int = 2) -> Cell:
@@ -49,7 +27,8 @@ def signed(value: float, places: int) -> str:
 
 def definitions(groups: Iterable[Group]) -> str:
     """What the measures are."""
-    return DEFINITIONS if all(group.classified for group in groups) else f"{DEFINITIONS} {OTHERS}"
+    every = all(group.classified for group in groups)
+    return WORDS["definitions"] if every else f"{WORDS['definitions']} {WORDS['others']}"
 
 
 def score(line: Line, measure: str | None = None, places: int | None = None) -> str:
@@ -208,7 +187,8 @@ def main_title(groups: Iterable[Group]) -> str:
 def paired_note(group: Group, label: str) -> str:
     """What the numbers of `paired_table` are."""
     unit = {"%": ", in percentage points", "": ""}.get(group.score.unit, f", in {group.score.unit}")
-    return PAIRED.format(score=group.score.label, unit=unit, label=label)
+    text: str = WORDS["paired"].format(score=group.score.label, unit=unit, label=label)
+    return text
 
 
 def reference(group: Group) -> Line | None:
@@ -249,7 +229,7 @@ def tables_markdown(groups: Iterable[Group], title: str) -> str:
         main_table(groups).markdown(mark=True),
         best_note(line for group in groups for line in group.lines),
     ]
-    parts += [BRACKETS] if some else []
+    parts += [WORDS["brackets"]] if some else []
     for group in groups:
         parts += [
             f"## {escaped(group.name)}",
@@ -265,7 +245,7 @@ def tables_markdown(groups: Iterable[Group], title: str) -> str:
             ]
         parts += ["```\n" + "\n".join(" ".join(command(line.result).split()) for line in group.lines) + "\n```"]
     if some:
-        parts += ["## About the published values", *WHY]
+        parts += ["## About the published values", *WORDS["why"]]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
