@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,22 @@ def refused(message: str = "") -> Iterator[pytest.ExceptionInfo[evcl.EvclError]]
         yield raised
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def blobs(
+    labels: Sequence[object] = (0, 1), n: int = 60, seed: int = 0, width: int = 4
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two well separated clouds: inputs and labels."""
+    source = np.random.default_rng(seed)
+    y = np.arange(n) % len(labels)
+    return (source.normal(size=(n, width)) + 3 * y[:, None]).astype(np.float32), np.array(labels)[y]
+
+
+def quietly(make: Callable[[], Any], seed: int = 0) -> Any:
+    """What `make` makes with torch's global generator at a seed; that generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
 
 
 def state(one: evcl.Learner | Run) -> dict[str, torch.Tensor]:

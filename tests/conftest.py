@@ -87,7 +87,7 @@ def generator():
 @pytest.fixture
 def evcl(capsys, tmp_path):
     """Run a command in an empty folder: (status, standard output, standard error). `evcl.done` runs one that has to
-    succeed, and returns its output.
+    succeed, and returns its output; `evcl.refused` one that has to fail, and returns the line that says why.
 
     The plugins that a command adds are forgotten afterwards.
     """
@@ -104,7 +104,12 @@ def evcl(capsys, tmp_path):
         assert (status, err) == (0, ""), err
         return out
 
-    call.done = done
+    def refused(*arguments):
+        status, _, err = call(*arguments)
+        assert (status, err[:6], err.count("\n")) == (1, "evcl: ", 1), err
+        return err.removeprefix("evcl: ").rstrip("\n")
+
+    call.done, call.refused = done, refused
     before = sys.argv, os.environ["EVCL_PLUGINS"]
     with contextlib.chdir(tmp_path):
         yield call

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, cycle
 
 import torch
+from msgspec.structs import replace
 
 from evcl.experiments import execute
 from evcl.training import Checkpoints, Stopped
 from evcl.training.checkpoint import newest
 
 
-def assert_stopped_run_ends_the_same(config, folder):
-    """Stopped within its epochs and resumed until it has ended, it leaves the same tensors, bit for bit."""
-    execute(config, checkpoints=Checkpoints(folder / "whole", 0))
-    stops = 0
-    while True:
-        polls = count()
+def assert_stopped_run_ends_the_same(config, folder, polls=(4,)):
+    """Stopped at one of these polls after another and resumed until it has ended, it leaves the same result and the
+    same tensors, bit for bit. Returns where it was stopped: rounds, and their stages.
+    """
+
+    def last(name):
+        (program,) = (folder / name).iterdir()
+        return newest(program)
+
+    wanted, stopped = execute(config, checkpoints=Checkpoints(folder / "whole", 0)), []
+    for most in cycle(polls):
+        number = count(1)
         try:
-            execute(
-                config, checkpoints=Checkpoints(folder / "parts", 1e6, resume=True, stop=lambda p=polls: next(p) >= 4)
-            )
+            stop = lambda number=number, most=most: next(number) >= most  # noqa: E731
+            found = execute(config, checkpoints=Checkpoints(folder / "parts", 1e6, resume=True, stop=stop))
             break
         except Stopped:
-            stops += 1
-    assert stops > 2
-    found, wanted = (newest(next((folder / name).iterdir())).tensors for name in ("parts", "whole"))
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name].view(torch.uint8), wanted[name].view(torch.uint8)) for name in wanted)
+            where = last("parts").description
+            stopped.append((where["round"], where.get("stage")))
+    assert len(stopped) > 2
+    assert replace(found, seconds=0.0) == replace(wanted, seconds=0.0)
+    ours, theirs = (last(name).tensors for name in ("parts", "whole"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in theirs)
+    return set(stopped)

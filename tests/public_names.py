@@ -1,20 +1,7 @@
 """The modules whose names are public: all of `__all__`, or those that are listed here."""
 
-MODULES = (
-    "evcl",
-    "evcl.benchmarks",
-    "evcl.callbacks",
-    "evcl.experiments",
-    "evcl.integrations",
-    "evcl.targets",
-    "evcl.methods",
-    "evcl.metrics",
-    "evcl.nn",
-    "evcl.rl",
-    "evcl.sklearn",
-    "evcl.streams",
-    "evcl.streams.sources",
-)
+PACKAGES = "benchmarks callbacks experiments integrations targets methods metrics nn rl sklearn streams streams.sources"
+MODULES = ("evcl", *(f"evcl.{name}" for name in PACKAGES.split()))
 PARTLY = {  # of these modules, only some names are public, or they cannot be imported everywhere
     "evcl.integrations.avalanche": ["LearnerStrategy", "PenaltyPlugin", "from_avalanche", "to_avalanche"],
     "evcl.integrations.continuum": ["from_continuum"],

@@ -41,8 +41,8 @@ WITHOUT = (
     "agem",
     "scommer",
     "dgr",
-    "generative-classifier",
 )
+WITHOUT += ("generative-classifier",)
 OTHERWISE = ("xdg", "progress-compress")  # without strength, they train a part of the units, or from other labels
 OWN = {"fromp": {"clip": 0.0}}  # plain steps but for what holds the weights
 

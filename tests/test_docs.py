@@ -40,20 +40,8 @@ DOCUMENTS.remove(DOCS / "integrations.md")  # needs other libraries: tests/integ
 GUIDES = ("start", "models", "data", "training", "methods/index", "own-method", "command-line", "faq", "comparison")
 GO_ON = ("own-method",)  # their pieces of Python go on from one another
 REGISTERED = set(BENCHMARKS)
-COMMANDS = {
-    "README": 4,
-    "start": 4,
-    "data": 4,
-    "numbers": 2,
-    "sites": 5,
-    "streams": 3,
-    "generative": 2,
-    "own-method": 4,
-    "rl": 2,
-    "install": 1,
-    "table": 4,
-    "cluster": 3,
-}
+COMMANDS = {"README": 4, "start": 4, "data": 4, "numbers": 2, "sites": 5, "streams": 3, "generative": 2}
+COMMANDS |= {"own-method": 4, "rl": 2, "install": 1, "table": 4, "cluster": 3}
 
 
 def installs(line, arguments):

@@ -136,7 +136,9 @@ import sys
 import evcl
 from pathlib import Path
 
-evcl.load(sys.argv[1])  # what is imported at first
+evcl.load(sys.argv[1])
+assert "torch._dynamo" not in sys.modules  # torch's compiler, which takes seconds, is for larger models
+evcl.load(sys.argv[2])  # what is imported at first
 Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -146,18 +148,18 @@ def memory(key):
 
 
 before = memory("VmRSS")
-evcl.load(sys.argv[2])
+evcl.load(sys.argv[3])
 print(memory("VmHWM") - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_a_model_is_loaded_in_twice_its_size(tmp_path):
-    files = [tmp_path / f"{width}.safetensors" for width in (300, 1000)]
+    files = [tmp_path / f"{width}.safetensors" for width in (200, 300, 1000)]
     for path in files:
         learner = evcl.EVCL(evcl.nn.mlp(1000, [int(path.stem)]), epochs=1)
         learner.learn((torch.zeros(4, 1000), torch.arange(4) % 2))
         learner.save(path)
     command = [sys.executable, "-c", LOADING, *map(str, files)]
     taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert taken < 2 * files[1].stat().st_size, f"{taken:,} bytes"
+    assert taken < 2 * files[2].stat().st_size, f"{taken:,} bytes"

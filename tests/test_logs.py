@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checks import run_of
 
 import evcl
-from evcl._core.settings import resolve
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.callbacks import Epoch
 from evcl.callbacks.logs import COLUMNS, CsvLog, Log
-from evcl.methods import METHODS
-from evcl.training import Run, learn_stream
+from evcl.training import learn_stream
 from evcl.training.observer import History
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -153,27 +152,20 @@ def test_the_callbacks_of_a_stream_hear_where_each_task_begins_and_ends():
 
     class Heard(evcl.Callback):
         def begin_task(self, task, epochs):
-            heard.append(("begin_task", task, epochs))
+            heard.append(f"begin {task}, {epochs} epochs")
 
         def begin_epoch(self, task, epoch):
-            heard.append(("begin_epoch", task, epoch))
+            heard.append(f"begin {task} {epoch}")
 
         def end_epoch(self, epoch):
-            heard.append(("end_epoch", epoch.task, epoch.epoch))
+            heard.append(f"end {epoch.task} {epoch.epoch}")
 
         def end_task(self, task, history):
-            heard.append(("end_task", task, len(history)))
+            heard.append(f"end {task}, {len(history)} epochs")
 
     part = Examples(torch.tensor(X), torch.tensor(Y))
     stream = Benchmark("small", [Task(name, name, (0, 1), part, part) for name in "ab"], hidden=[4])
-    settings = resolve("naive", METHODS["naive"].known_settings, {"epochs": 2})
-    run = Run(evcl.nn.mlp(4, [4]), METHODS["naive"], [settings], [0], draw=True)
+    run = run_of("naive", evcl.nn.mlp(4, [4]), {"epochs": 2})
     learn_stream(run, [stream], make_observer=lambda k, name: History(name, [Heard()]))
-    assert heard == [
-        one
-        for task in "ab"
-        for one in (
-            ("begin_task", task, 2), ("begin_epoch", task, 1), ("end_epoch", task, 1),
-            ("begin_epoch", task, 2), ("end_epoch", task, 2), ("end_task", task, 2),
-        )
-    ]  # fmt: skip
+    told = "begin {0}, 2 epochs|begin {0} 1|end {0} 1|begin {0} 2|end {0} 2|end {0}, 2 epochs"
+    assert heard == [one for task in "ab" for one in told.format(task).split("|")]

@@ -7,18 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from checks import refused, same
+from checks import blobs, refused, same
 from torch.utils.data import DataLoader, TensorDataset
 
 import evcl
 
 TINY = float(np.finfo(np.float32).tiny)
-
-
-def blobs(labels=(0, 1), n=60, seed=0):
-    source = np.random.default_rng(seed)
-    y = np.arange(n) % len(labels)
-    return (source.normal(size=(n, 4)) + 3 * y[:, None]).astype(np.float32), np.array(labels)[y]
 
 
 def small(method="ewc", **options):

@@ -468,17 +468,6 @@ def test_balanced_is_scikit_learns():
         assert all(close) == (one is learners[2])
 
 
-def test_a_weighted_class_is_found_more_often():
-    x, y = noisy(300, 0)
-    rare = np.flatnonzero((y == 0) | (np.arange(300) % 8 == 0))
-    found = []
-    for weight in (None, "balanced"):
-        learner = small(epochs=30)
-        learner.learn((x[rare], y[rare]), class_weight=weight)
-        found.append((learner.predict(x) == 1).mean())
-    assert found[1] > found[0] + 0.2
-
-
 # --- TensorBoard ---------------------------------------------------------------------------------------------------
 
 

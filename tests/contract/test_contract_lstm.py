@@ -7,7 +7,7 @@ import small
 import torch
 import torch.nn.functional as F
 from calls import signal_at
-from checks import bits
+from checks import bits, quietly
 from torch import nn
 
 import evcl
@@ -39,18 +39,12 @@ NETWORKS = {"lstm": LSTM, "direct": Direct}
 METHODS = ["evcl", "vcl", "ewc", "naive", "er", "lwf", "si", "mas", "kfac-evcl", "vogn"]
 
 
-def made(name):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return NETWORKS[name]()
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_three_seeds_in_one_program_are_three_alone(method, name):
     def train(seeds):
-        return small.train(method, seeds, replicas=seeds, network=lambda: made(name))
+        return small.train(method, seeds, replicas=seeds, network=lambda: quietly(NETWORKS[name]))
 
     three = train([0, 1, 2])
     for r in range(3):
@@ -62,7 +56,7 @@ def learner(method, name):
     given = {"epochs": 3, "batch_size": 16, "memory": 10}
     known = evcl.methods.METHODS[method].known_settings
     some = {key: value for key, value in given.items() if key in known}
-    found = evcl.Learner(made(name), method, seed=1, **some)
+    found = evcl.Learner(quietly(NETWORKS[name]), method, seed=1, **some)
     found.learn(data(0), epochs=1)
     return found
 
@@ -78,7 +72,7 @@ def data(k):
 def test_saved_loaded_stopped_and_resumed_it_ends_where_it_would_have(method, name, tmp_path):
     whole = learner(method, name)
     whole.save(tmp_path / "model.safetensors")
-    again = evcl.load(tmp_path / "model.safetensors", network=made(name))
+    again = evcl.load(tmp_path / "model.safetensors", network=quietly(NETWORKS[name]))
     whole.learn(data(1))
     again.learn(data(1))
     assert bits(again) == bits(whole)

@@ -7,21 +7,18 @@ EVCL_PLUGINS=mine.py pytest -m "not soak" -k my-name tests/test_contract.py test
 from __future__ import annotations
 
 from functools import cache
-from itertools import count, cycle
 
 import pytest
 import small
 import torch
-from msgspec.structs import replace
+from interrupted import assert_stopped_run_ends_the_same
 from safetensors.torch import load_file
 from two_processes import in_two
 
 import evcl
-from evcl.experiments import configure, execute
+from evcl.experiments import configure
 from evcl.experiments.parallel import programs
 from evcl.methods import METHODS
-from evcl.training import Checkpoints, Stopped
-from evcl.training.checkpoint import newest
 
 ALL = list(METHODS)
 every_method = pytest.mark.parametrize("method", ALL)
@@ -85,39 +82,15 @@ def configured(method, **given):
 # --- stopped and resumed ---------------------------------------------------------------------------------------------
 
 
-def stop_after(polls):
-    numbers = count(1)
-    return lambda: next(numbers) >= polls
-
-
 @every_method
 def test_stopped_again_and_again_it_ends_to_the_bit_where_it_would_have(method, tmp_path):
-    given = {"epochs": 2, "batch_size": 40, "coreset_size": 80, "memory": 60}
     known = METHODS[method].known_settings
-    config = configure(
-        "split-digits", method, "paper", (0, 1), 2, {name: value for name, value in given.items() if name in known}
-    )
-
-    def last(folder):
-        (program,) = folder.iterdir()
-        return newest(program)
-
-    wanted = execute(config, checkpoints=Checkpoints(tmp_path / "whole", 0))
-    stopped = set()
-    for polls in cycle((1, 2, 6, 3)):
-        try:
-            resumed = Checkpoints(tmp_path / "parts", 1e6, resume=True, stop=stop_after(polls))
-            found = execute(config, checkpoints=resumed)
-            break
-        except Stopped:
-            where = last(tmp_path / "parts").description
-            stopped.add((where["round"], where.get("stage")))
+    given = {"epochs": 2, "batch_size": 40, "coreset_size": 80, "memory": 60}
+    given = {name: value for name, value in given.items() if name in known}
+    config = configure("split-digits", method, "paper", (0, 1), 2, given)
+    stopped = assert_stopped_run_ends_the_same(config, tmp_path, (1, 2, 6, 3))
     rounds = range(1 if METHODS[method].jointly else 2)
     assert stopped >= {(number, stage) for number in rounds for stage in range(METHODS[method].stages)}
-    assert replace(found, seconds=0.0) == replace(wanted, seconds=0.0)
-    ours, theirs = (last(tmp_path / name).tensors for name in ("parts", "whole"))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in ours)
 
 
 # --- heads that grow -------------------------------------------------------------------------------------------------

@@ -24,38 +24,16 @@ def made(trunk, generator, replicas=2, width=4):
     return network, layout, torch.randn(replicas, layout.size, dtype=F64, generator=generator)
 
 
-def gradients(layout, mean, x, c, forward):
-    """d log p(c|x) / d weights, by name: of one example, by one replica."""
-    weights = {name: view.detach().requires_grad_() for name, view in layout.views(mean).items()}
-    log_p = forward(weights, x).log_softmax(0)
-    grads = torch.autograd.grad(log_p[c], list(weights.values()))
-    return float(log_p[c].exp().detach()), dict(zip(weights, grads, strict=True))
-
-
-def mlp(weights, x):
-    hidden = torch.relu(weights["1.weight"] @ x + weights["1.bias"])
-    return weights["head 0.weight"] @ hidden + weights["head 0.bias"]
-
-
-@pytest.mark.parametrize("chunk", [1000, 3])
-def test_of_many_examples_each_factor_is_a_mean(generator, chunk):
+def test_a_weight_counts_as_so_many_gradients(generator):
+    """That the factors of a perceptron are what they should be: tests/methods/test_kfac_ewc.py."""
     network, layout, mean = made(evcl.nn.mlp(5, [4]), generator)
-    x = torch.randn(2, 7, 5, dtype=F64, generator=generator)
-    y, u = torch.zeros(2, 7, dtype=torch.long), torch.rand(2, 7, dtype=F64, generator=generator)
-    for weights in (None, u):
-        found = kfac(Sample(network, mean, layout, [0], x, y, chunk=chunk, weights=weights)).factors
-        for r in range(2):
-            a, g = 0, 0
-            for b in range(7):
-                ones = torch.cat([x[r, b], torch.ones(1, dtype=F64)])
-                a = a + torch.outer(ones, ones) / 7
-                for c in range(3):
-                    p, grads = gradients(layout, mean[r], x[r, b], c, mlp)
-                    delta = grads["1.bias"]  # what comes out of the layer has the gradient of its bias
-                    count = 1.0 if weights is None else float(weights[r, b])
-                    g = g + count * p * torch.outer(delta, delta) / 7
-            torch.testing.assert_close(found["1.weight"][0][r], a)
-            torch.testing.assert_close(found["1.weight"][1][r], g)
+    x, y = torch.randn(2, 4, 5, dtype=F64, generator=generator), torch.zeros(2, 4, dtype=torch.long)
+    counts, rows = torch.tensor([2.0, 1, 1, 2], dtype=F64).expand(2, 4), [0, 0, 1, 2, 3, 3]
+    samples = Sample(network, mean, layout, [0], x, y), Sample(network, mean, layout, [0], x[:, rows], y[:, rows])
+    plain, copied = (kfac(sample).factors for sample in samples)
+    for key, (a, g) in kfac(Sample(network, mean, layout, [0], x, y, weights=counts)).factors.items():
+        torch.testing.assert_close(a, plain[key][0])
+        torch.testing.assert_close(g, copied[key][1] * 6 / 4)
 
 
 def spread_out(found, network, layout):

@@ -123,15 +123,18 @@ def agree(found, wanted, fields=FIELDS):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_of_classes_and_any_number_of_rows(kind, tmp_path):
+@pytest.mark.parametrize("film", [False, True])
+def test_groups_of_classes_films_and_any_number_of_rows(kind, film, tmp_path):
+    """FiLM is multiplied into each draw."""
     x, y = rows()
-    learner = evcl.EVCL(evcl.nn.mlp(5, [8]), **SMALL)
+    learner = evcl.EVCL(evcl.nn.mlp(5, [8]), film=film, **SMALL)
     learner.learn((x, y), "first")
-    learner.learn((x + 3, y + 2), "second", head="first")
-    assert len(learner.parts.session.groups["first"]) == 2
-    run = opened(exported(learner, tmp_path / f"model.{kind}", task="first"))
-    for some in (x[:1], x, torch.cat([x, x + 3])):
-        agree(run(some), learner.predictions(some, "first"))
+    learner.learn((x + 3, y + 2), "second", **({} if film else {"head": "first"}))
+    assert len(learner.parts.session.groups["first"]) == 1 + (not film)
+    for task in ("first", "second"):
+        run = opened(exported(learner, tmp_path / f"model.{kind}", task=task))
+        for some in (x[:1], x, torch.cat([x, x + 3])):
+            agree(run(some), learner.predictions(some, task))
 
 
 @pytest.mark.full
@@ -194,17 +197,6 @@ def test_fewer_draws_are_the_first_of_them(tmp_path):
     assert part.stat().st_size < whole.stat().st_size
 
 
-@pytest.mark.full
-def test_film_is_multiplied_into_each_draw(tmp_path):
-    x, y = rows()
-    learner = evcl.EVCL(evcl.nn.mlp(5, [8]), film=True, **SMALL)
-    learner.learn((x, y), "first")
-    learner.learn((x, 1 - y), "second")
-    for task in ("first", "second"):
-        learner.export(tmp_path / "model.pt2", task=task)
-        agree(opened(tmp_path / "model.pt2")(x), learner.predictions(x, task))
-
-
 # --- the mean network, the file --------------------------------------------------------------------------------------
 
 
@@ -215,6 +207,10 @@ def test_the_mean_network(kind, tmp_path):
     learner.learn((x, y), "first")
     found = opened(exported(learner, tmp_path / f"mean.{kind}", what="mean"))(x)
     assert list(found) == ["logits"]
+    if kind == "onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(str(tmp_path / "mean.onnx"))
+        assert json.loads(session.get_modelmeta().custom_metadata_map["evcl.classes"]) == [0, 1]
+        assert session.get_inputs()[0].shape == ["batch", 5]
     torch.testing.assert_close(found["logits"], learner.mean_network()(x).detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -240,18 +236,6 @@ print(found["probabilities"].tolist())
     command = [sys.executable, "-c", program, str(tmp_path / "model.pt2"), str(tmp_path / "x.pt")]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert np.array(json.loads(out)) == pytest.approx(learner.predict_proba(x).numpy(), abs=1e-5)
-
-
-@pytest.mark.full
-def test_the_metadata_of_onnx(tmp_path):
-    runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
-    x, y = rows()
-    learner = evcl.Naive(evcl.nn.mlp(5, [8]), epochs=1)
-    learner.learn((x, y), "first")
-    session = runtime.InferenceSession(str(exported(learner, tmp_path / "model.onnx")))
-    about = session.get_modelmeta().custom_metadata_map
-    assert json.loads(about["evcl.classes"]) == [0, 1]
-    assert session.get_inputs()[0].shape == ["batch", 5]
 
 
 def test_what_cannot_be_exported_says_so(tmp_path):

@@ -19,7 +19,7 @@ def wave() -> evcl.Learner:
     """sin(2 x), learned on [-2, 2]."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, (300, 1)).astype("float32")
-    learner = evcl.EVCL(evcl.nn.mlp(1, [50]), likelihood="gaussian", seed=0, epochs=100)
+    learner = evcl.EVCL(evcl.nn.mlp(1, [50]), likelihood="gaussian", seed=0, epochs=60)
     learner.learn((x, np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=300)), "a")
     return learner
 

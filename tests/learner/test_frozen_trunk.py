@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from checks import quietly, run_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evcl
-from evcl._core.settings import resolve
-from evcl.methods import METHODS
 from evcl.nn import bayesianize
 from evcl.nn.network import WHOLE, BayesianNetwork
-from evcl.training import Run, TaskData
+from evcl.training import TaskData
 
 N, EPOCHS = 120, 20
 Y = torch.arange(N) % 3
@@ -27,13 +26,10 @@ class Counts(nn.Module):
 
 
 def backbone():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        norm = nn.BatchNorm2d(4)
-        norm.running_mean.normal_()
-        return nn.Sequential(
-            Counts(), nn.Conv2d(2, 4, 3), norm, nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 8)
-        ).double()
+    norm = nn.BatchNorm2d(4)
+    norm.running_mean.normal_()
+    first = Counts(), nn.Conv2d(2, 4, 3), norm, nn.ReLU(inplace=True)
+    return nn.Sequential(*first, nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 8)).double()
 
 
 class Wrapped(nn.Module):
@@ -49,12 +45,14 @@ class Wrapped(nn.Module):
 
 def upper():
     """A frozen backbone, and a layer above it that learns."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        return nn.Sequential(backbone(), nn.Tanh(), nn.Linear(8, 6), nn.Tanh()).double()
+    return quietly(lambda: nn.Sequential(backbone(), nn.Tanh(), nn.Linear(8, 6), nn.Tanh()).double())
 
 
-KINDS = {"whole": (Wrapped, []), "first layers": (upper, ["2"])}
+def wrapped():
+    return quietly(Wrapped)
+
+
+KINDS = {"whole": (wrapped, []), "first layers": (upper, ["2"])}
 
 
 @pytest.fixture(autouse=True)
@@ -129,9 +127,8 @@ def test_the_results_are_those_of_a_trunk_computed_each_time(kind, method, witho
     wanted = learned()
     torch.testing.assert_close(mean(found), mean(wanted), rtol=1e-7, atol=1e-9)
     for task in ("0", "b"):
-        torch.testing.assert_close(
-            found.predict_proba(X, task=task), wanted.predict_proba(X, task=task), rtol=1e-6, atol=1e-8
-        )
+        ours, theirs = (one.predict_proba(X, task=task) for one in (found, wanted))
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,9 +136,7 @@ def test_the_results_are_those_of_a_trunk_computed_each_time(kind, method, witho
 def test_replicas_share_the_features(kind, method):
     def run(seeds):
         make, only = KINDS[kind]
-        known = METHODS[method].known_settings
-        own = [resolve(method, known, {"epochs": 3, "batch_size": 30}) for _ in seeds]
-        made = Run(make(), METHODS[method], own, seeds, draw=True, only=only, dtype=torch.float64)
+        made = run_of(method, make(), {"epochs": 3, "batch_size": 30}, seeds, only=only, dtype=torch.float64)
         made.add_head(made.features(X[:1].double()), 3)
         rows.clear()
         made.learn([TaskData(X.double().unsqueeze(0), Y.unsqueeze(0), 0)])
@@ -153,11 +148,11 @@ def test_replicas_share_the_features(kind, method):
 
 
 def test_what_is_not_fixed_is_not_kept():
-    for p in (trunk := Wrapped()).parameters():
+    for p in (trunk := wrapped()).parameters():
         p.requires_grad_(False)
     network = bayesianize(trunk)  # frozen weights, but dropout: only=[] would leave it out
     assert network.fixed == 0
-    assert bayesianize(Wrapped(), only=[]).fixed == WHOLE
+    assert bayesianize(wrapped(), only=[]).fixed == WHOLE
     assert bayesianize(upper(), only=["2"]).fixed == 2
     assert bayesianize(upper(), only=["2"], film=True).fixed == 0
     assert bayesianize(nn.Sequential(nn.Flatten(), nn.Tanh())).fixed == 0  # no weights, so nothing to gain
@@ -167,8 +162,7 @@ def test_what_is_not_fixed_is_not_kept():
 class Mixes(nn.Module):
     def __init__(self):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            self.linear = nn.Linear(6, 4)
+        self.linear = quietly(lambda: nn.Linear(6, 4))
 
     def forward(self, x):
         h = self.linear(x)
@@ -184,17 +178,16 @@ def test_examples_that_affect_each_other_are_computed_anew():
 
 
 def test_what_is_too_large_to_keep_is_computed_anew(monkeypatch):
-    network = bayesianize(Wrapped(), only=[])
+    network = bayesianize(wrapped(), only=[])
     assert network.below(X.unsqueeze(0)) is not None
     monkeypatch.setattr("evcl.nn.network.KEPT_NUMBERS", 10)
     assert network.below(X.unsqueeze(0)) is not None  # its output is smaller than its inputs
-    with torch.random.fork_rng(devices=[]):
-        wide = bayesianize(nn.Sequential(nn.Linear(2, 9)), only=[])
+    wide = bayesianize(nn.Sequential(quietly(lambda: nn.Linear(2, 9))), only=[])
     assert wide.below(torch.zeros(1, 30, 2)) is None
 
 
 def test_inputs_that_were_changed_in_place_are_computed_anew():
-    x, network = X.clone().unsqueeze(0), bayesianize(Wrapped(), only=[])
+    x, network = X.clone().unsqueeze(0), bayesianize(wrapped(), only=[])
     with network.keeping():
         first = network.below(x)
         assert network.below(x) is first
@@ -217,9 +210,7 @@ class Two(nn.Module):
 
     def __init__(self):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.words, self.about = nn.Embedding(9, 4), nn.Linear(3, 4)
+        self.words, self.about = quietly(lambda: nn.Embedding(9, 4)), quietly(lambda: nn.Linear(3, 4))
 
     def forward(self, ids, about, mask=None):
         rows.append(len(ids))

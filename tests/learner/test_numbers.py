@@ -282,7 +282,7 @@ def test_several_labels_at_once() -> None:
 
 def test_counts_of_any_size() -> None:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(500, 2)).astype("float32")
+    x = rng.normal(size=(300, 2)).astype("float32")
     for usual in (0.3, 3000.0):
         y = rng.poisson(usual * np.exp(0.3 * x[:, 0]))
         learner = evcl.Learner(evcl.nn.mlp(2, [20]), likelihood="poisson", epochs=20)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from checks import refused, run_of, same
+from checks import quietly, refused, run_of, same
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -21,19 +21,6 @@ from evcl.training import TaskData
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def filled(module, seed=0):
-    """The module with weights that do not depend on torch's global generator."""
-    source = torch.Generator().manual_seed(seed)
-    for p in module.parameters():
-        p.data.normal_(0, 0.5, generator=source)
-    return module
-
-
-def quietly(make):
-    with torch.random.fork_rng(devices=[]):
-        return filled(make())
 
 
 class Two(nn.Module):

@@ -58,6 +58,13 @@ def learned(method, tasks, **given):
     return run
 
 
+def same(one, other):
+    """Whether two runs, or the runs of two learners, have the same tensors, bit for bit."""
+    a, b = (getattr(each, "parts", None) for each in (one, other))
+    a, b = (a.run if a else one).tensors(), (b.run if b else other).tensors()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
 def round_of(run, tasks, number=None, seen=None):
     """The run's next round, or the one of this number after tasks with these heads."""
     number, seen = run.rounds if number is None else number, run.seen if seen is None else seen

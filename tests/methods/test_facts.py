@@ -10,20 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import INPUTS, by_sign, run_of
 from torch import Tensor
 
-import evcl as package
 from evcl._core.catalogue import METHOD_FACTS, METHOD_SUMMARIES, SHOWN, measured
-from evcl._core.randomness import generator
-from evcl._core.settings import resolve
-from evcl.methods import METHODS, TaskData
+from evcl.methods import METHODS
 from evcl.methods.generative import Statistics
 from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.memories import hows, mapped
 from evcl.methods.memory import Another, ByKey, KeptExamples, PerWeight
-from evcl.training import Run
 
-EXAMPLES, INPUTS, HIDDEN, TASKS = 400, 3, [4, 5], 6
+EXAMPLES, HIDDEN, TASKS = 400, [4, 5], 6
 
 
 def test_every_method_has_its_facts_in_the_order_of_the_list():
@@ -60,15 +57,10 @@ def numbers_per_weight(run):
 
 def kept_by(name):
     """What a method keeps, counted when it has learned some tasks that share a head."""
-    method = METHODS[name]
-    known = method.known_settings
-    settings = resolve(name, known, {"epochs": 1, "batch_size": EXAMPLES})
-    run = Run(package.nn.mlp(INPUTS, HIDDEN), method, [settings], [0], draw=True)
-    run.add_head(HIDDEN[-1], 2)
+    run = run_of(name, hidden=HIDDEN, heads=[2], usual={"epochs": 1, "batch_size": EXAMPLES})
     for k in range(TASKS):
         before = numbers_per_weight(run)
-        x = torch.randn(1, EXAMPLES, INPUTS, generator=generator(0, "task", k))
-        run.learn([TaskData(x, (x[:, :, 0] > 0).long(), 0, task=k)])
+        run.learn([by_sign(k, examples=EXAMPLES)])
     found, per_weight = [], numbers_per_weight(run)
     if per_weight > before:
         found.append(f"{per_weight - before} per weight and task")
@@ -78,9 +70,7 @@ def kept_by(name):
     if METHODS[name].trunk is not None:
         return columns_of(run)
     found += [text for how, value in fields(run.memory) if (text := stored(how, value))]
-    if isinstance(run.memory, GeneratorMemory) or any(
-        isinstance(v, GeneratorMemory) for v in vars(run.memory).values()
-    ):
+    if any(isinstance(part, GeneratorMemory) for part in (run.memory, *vars(run.memory).values())):
         found.append("a VAE")
     if run.network.task_weights is not None:
         assert run.network.task_weights.table.shape == (1, TASKS, 2, sum(HIDDEN))

@@ -1,16 +1,19 @@
-"""What a method may ask of a fit: weights that stay, losses that see the network, gradients of its own, trackers."""
+"""What a method may ask of a fit: weights that stay, losses that see the network, terms with gradients, trackers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import pytest
+import small_runs
 import torch
-from small_runs import F64, INPUTS, fitting, learned, run_of
+from small_runs import F64, INPUTS, TASKS, assert_springs, fitting, learned, round_of, run_of
 from torch import Tensor, nn
 
 import evcl
-from evcl.methods import KL, METHODS, Elastic, Fit, Learned, Loss, Method, Tracker, tempering
+from evcl._core.settings import Settings
+from evcl.methods import KL, METHODS, Elastic, Fit, Learned, Loss, Method, Tracker, collapse, tempering
+from evcl.methods.terms import Spring
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
 from evcl.training import Observer, Pool, Step, TaskData
@@ -347,20 +350,15 @@ def test_a_term_that_is_no_dataclass_is_named():
 
 def test_a_start_of_ones_own_is_where_a_fit_begins():
     """And not where the posterior is, which stays as it was until the round ends."""
-    starts = []
-
-    class Began(Tracker):
-        def begin(self, q, part):
-            starts.append(q.snapshot())
+    path = Hears()
 
     def learn(memory, round_, s):
         zero = Gaussian(torch.zeros_like(round_.posterior.mean), None)
-        fitted = yield Fit(round_.tasks, start=zero, trackers=[Began()])
+        fitted = yield Fit(round_.tasks, start=zero, trackers=[path])
         return Learned(fitted.q, memory)
 
-    run = made(learn, bayesian=False)
-    run.learn([task()])
-    assert not starts[0].mean.any()
+    made(learn, bayesian=False).learn([task()])
+    assert not path.start.mean.any()
 
 
 def test_a_method_of_its_own_names_needs_no_more_than_learn():
@@ -425,3 +423,69 @@ def test_a_likelihood_of_ones_own_may_have_vectors_as_targets(network, replicas)
     x = task(replicas=replicas).x
     run.learn([TaskData(x, torch.stack([x[..., 0], x[..., 1] - x[..., 2]], 2), 0)], observer=Noted())
     assert bool((seen[-1] < 0.2 * seen[0]).all())
+
+
+# --- closed-form gradients -------------------------------------------------------------------------------------------
+
+
+def terms_of(run, one, **given):
+    """Those of the fit that the run's method asks for first, with these settings."""
+    return next(run.method.learn(run.memory, round_of(run, [one]), Settings({**run.settings, **given}))).terms
+
+
+@pytest.mark.parametrize("name", ["evcl", "vcl", "ewc"])
+@pytest.mark.parametrize("per_replica", [False, True])
+def test_the_closed_form_is_autograds(name, per_replica, generator):
+    run = learned(name, TASKS[:1], replicas=3, **({"fisher_floor": 0.3} if name != "vcl" else {}))
+    own = {"strength", "tempering", "fisher_floor"} & run.settings.keys() if per_replica else ()
+    given = {setting: torch.tensor([[1.0], [10.0], [0.1]], dtype=F64) for setting in own}
+    q = run.network.posterior.map(lambda t: t + torch.randn(t.shape, generator=generator, dtype=F64))
+    assert_springs(terms_of(run, TASKS[1], **given), q, rtol=1e-9, atol=1e-12)
+
+
+def test_a_weight_at_its_centre_feels_exactly_nothing():
+    """In float32 too, however stiff the terms: a rounding error here would become a full step of Adam."""
+    mean = torch.linspace(-3, 3, 101).unsqueeze(0)
+    at = Gaussian(mean, torch.linspace(-9, 1, 101).unsqueeze(0))
+    stiff = torch.logspace(-6, 7, 101).unsqueeze(0)
+    pull, _ = collapse([KL(at, 1e-3), Elastic(at, stiff)])
+    grads, scratch = [torch.zeros_like(mean) for _ in range(2)], [torch.empty_like(mean) for _ in range(2)]
+    pull.add_mean_gradient(mean, grads[0], scratch[0])
+    pull.add_log_std_gradient(at.variance(), grads[1], *scratch)
+    assert all(torch.equal(grad, torch.zeros_like(mean)) for grad in grads)
+
+
+def test_two_centres_meet_at_the_weighted_mean():
+    one = Spring(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 5.0]]))
+    two = Spring(torch.tensor([[1.0, 0.0]]), torch.tensor([[9.0, 7.0]]))
+    both = one + two
+    assert both.w.tolist() == [[4.0, 0.0]]
+    assert both.c[0, 0].item() == 3.0
+    assert both.c.isfinite().all()
+
+
+# --- the elastic term is alive --------------------------------------------------------------------------------------
+
+
+def test_without_strength_evcl_is_vcl_and_with_it_it_is_not():
+    bare = {"fisher_floor": 0.0, "distill": 0.0, "one_softmax": True}
+    cases = ("vcl", {}), ("evcl", {**bare, "strength": 0.0}), ("evcl", {**bare, "strength": 1.0})
+    vcl, none, some = (learned(method, TASKS, **given).network.posterior for method, given in cases)
+    assert torch.equal(vcl.mean, none.mean)
+    assert torch.equal(vcl.log_std, none.log_std)
+    assert (vcl.mean - some.mean).abs().max() > 1e-3
+    assert (vcl.log_std - some.log_std).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("name", ["evcl", "ewc"])
+def test_a_pull_over_the_examples_is_that_of_so_much_smaller_a_strength(name):
+    """Both the Fisher's part and the floor's."""
+    run = learned(name, TASKS[:1])
+
+    def importance(n, **given):
+        terms = terms_of(run, small_runs.task(1, 1, n), **{"fisher_scale": "task", **given})
+        return next(term.importance for term in terms if isinstance(term, Elastic))
+
+    divided = importance(250, strength=500.0, fisher_floor=50.0, strength_scale="examples")
+    torch.testing.assert_close(divided, importance(250, strength=2.0, fisher_floor=0.2))
+    torch.testing.assert_close(importance(7, strength=2.0), importance(250, strength=2.0))

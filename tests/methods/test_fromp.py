@@ -81,15 +81,8 @@ def by_hand(run, s):
             if s.get("clip"):
                 nn.utils.clip_grad_norm_(list(used.values()), s["clip"])
             adam.step()
-        for x in one.x[0]:  # diag J^T (diag p - p p^T) J, J the Jacobian of the outputs
-            z = logits(network, x, one.head)
-            p = z.softmax(0).detach()
-            j = [torch.autograd.grad(z[c], list(weights.values()), retain_graph=True, allow_unused=True,
-                                     materialize_grads=True) for c in range(2)]  # fmt: skip
-            for i, name in enumerate(weights):
-                for a in range(2):
-                    for b in range(2):
-                        h[name] += (p[a] * (a == b) - p[a] * p[b]) * j[a][i] * j[b][i]
+        fisher = small_runs.fisher_by_definition(weights, lambda x: logits(network, x, one.head), one.x[0])  # noqa: B023
+        h = {name: h[name] + more for name, more in fisher.items()}
         points = [(x[: s["memory"] // (number + 1)], head) for x, head in points]
         points.append((chosen(network, one, min(s["points"], s["memory"] // (number + 1))).detach(), one.head))
     return {name: w.detach() for name, w in weights.items()}, h, points

@@ -12,14 +12,17 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from small_runs import F64, HIDDEN, INPUTS, fisher_by_definition, logits, named, plain
+from torch import nn
 
 import evcl
-from evcl.methods import Fitted, TaskData
+from evcl.methods import Fitted, Round, TaskData
+from evcl.methods.data import Minibatch
 from evcl.methods.label_noise import RIDGE, label_noise, tempering
 from evcl.methods.method import more_rows
-from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, protection, unlearned
+from evcl.methods.teacher import KEEN, TOLD, UNTAUGHT, USUAL, agreement, protection, unlearned
 from evcl.methods.vcl import kl
 from evcl.nn import Gaussian, he_std, outputs
+from evcl.targets import Energy, NextToken
 
 
 def run_of(method="evcl", classes=(3, 3), **given):
@@ -147,6 +150,7 @@ def test_label_noise_is_how_badly_a_row_is_predicted_from_the_others(inputs):
     """The closed form, against ridge regressions that leave out a row each; many inputs are taken in pieces."""
     run, _ = run_of(network=torch.nn.Flatten(), features=inputs)
     task, n = rows(0, 30, inputs=inputs), 30
+    task = replace(task, x=(task.x * torch.where(torch.arange(inputs) < 2, 20.0, 1.0)).flip(2))  # the last ones matter
     x, labels = task.x[0] - task.x[0].mean(0), F.one_hot(task.y[0], 3).to(F64)
     scale, wrong = x.square().sum(1).mean(), 0
     kernel = x @ x.T + scale  # of a bias
@@ -228,6 +232,28 @@ def test_rows_are_counted_by_head():
     assert (first[0].tolist(), second[0].tolist()) == ([[30.0]], [[42.0]])
 
 
+def test_learning_without_forgetting_is_what_plain_torch_makes_of_its_equations():
+    """Whole batches, Adam, a copy of the last network: every weight is the same, those of the old head too."""
+    second = small_runs.task(1, 1, classes=3)
+    run = small_runs.run_of("lwf", heads=(2, 3), strength=2.0, distill_temperature=1.5)
+    run.learn([small_runs.task(0, 0)])
+    network, teacher = plain(run), plain(run)
+    run.learn([second])
+
+    def loss():
+        target = (logits(teacher, second.x[0]) / 1.5).softmax(1).detach()
+        lesson = F.kl_div((logits(network, second.x[0]) / 1.5).log_softmax(1), target, reduction="batchmean")
+        return F.cross_entropy(logits(network, second.x[0], 1), second.y[0]) + 2 * 1.5**2 * lesson
+
+    small_runs.adam(dict(network.named_parameters()), loss)
+    small_runs.assert_weights(run, run.network.posterior.mean, dict(network.named_parameters()))
+
+
+def test_without_forgetting_a_head_that_the_task_uses_itself_is_not_taught():
+    tasks = [small_runs.task(0, 0), small_runs.task(1, 0)]
+    assert small_runs.same(*(small_runs.learned(method, tasks) for method in ("lwf", "naive")))
+
+
 def digits():
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(1).permutation(len(x))
@@ -300,8 +326,7 @@ def test_without_a_teacher_nothing_is_taken_back():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_other_tasks_do_not_make_an_old_one_look_certain(seed):
     """Four tasks with heads of their own say nothing new about the first one."""
-    x, y = load_digits(return_X_y=True)
-    x = (x / 16).astype("float32")
+    x, y = digits()
     learner = evcl.EVCL(evcl.nn.mlp(64, [50]), seed=seed)
     first = x[(y < 2)][100:]
     for k in range(0, 10, 2):
@@ -311,3 +336,122 @@ def test_other_tasks_do_not_make_an_old_one_look_certain(seed):
             before = learner.predictions(first, task="0").epistemic.mean()
     after = learner.predictions(first, task="0").epistemic.mean()
     assert after > before / 5, (before, after)  # with the variances that distillation leaves, it falls to a fiftieth
+
+
+# --- a network without heads: a language model keeps what it says of text --------------------------------------------
+
+
+LETTERS, LENGTH = 5, 8
+
+
+class Next(nn.Module):
+    """The logits of the next letter, from the last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.letters, self.next = nn.Embedding(LETTERS, 6), nn.Linear(6, LETTERS)
+
+    def forward(self, x):
+        return self.next(torch.tanh(self.letters(x[:, :-1]))).flatten(1)
+
+
+def text(shift, rows=200, letters=LETTERS):
+    """[rows, LENGTH]: of two letters in three, the next is `shift` further on; the others are random."""
+    source = torch.Generator().manual_seed(0)
+    found = torch.randint(0, letters, (rows, LENGTH), generator=source)
+    for t in range(1, LENGTH):
+        follows = torch.rand(rows, generator=source) < 2 / 3
+        found[:, t] = torch.where(follows, (found[:, t - 1] + shift) % letters, found[:, t])
+    return found
+
+
+def reader(method="evcl", likelihood=None, **settings):
+    learner = evcl.Learner(Next(), method, likelihood=likelihood or NextToken(), epochs=20, lr=0.02, **settings)
+    learner.learn(text(1))
+    return learner
+
+
+def round_on(learner, x):
+    run, shown = learner.parts.run, x.unsqueeze(0).float()
+    task = TaskData(shown, shown, 1)
+    return Round(1, [task], run.network, run.network.posterior, [0], run.seeds, run.likelihood)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return reader()
+
+
+def protected(learner, x, rows=100.0):
+    counted = {0: torch.tensor([[rows]])}
+    return protection(counted, round_on(learner, x), learner.parts.run.settings)
+
+
+@pytest.mark.parametrize("rows", [50.0, 1000.0])
+def test_how_much_is_told_and_how_much_of_the_prior_is_kept(learner, rows):
+    x, run = text(2), learner.parts.run
+    z = outputs(run.network, run.network.posterior.mean, run.network.layout, x.unsqueeze(0).float(), [])
+    nll = F.cross_entropy(z.view(-1, LETTERS), x[:, 1:].flatten())
+    knows = max(0.0, 1 - float(nll) / math.log(LETTERS))
+    past = protected(learner, x, rows)
+    (loss,) = past.losses
+    assert float(loss.strength) == pytest.approx(TOLD * knows * min(1.0, rows / 200), abs=1e-5)
+    assert float(past.prior) == pytest.approx((1 - knows) ** KEEN, abs=1e-5)
+
+
+def test_it_is_the_sum_of_the_kls_of_all_letters(learner):
+    x, run = text(1, 30), learner.parts.run
+    (loss,) = protected(learner, x).losses
+    teacher, network, layout = run.network.posterior.mean, run.network, run.network.layout
+    weights = teacher + 0.1 * torch.randn(teacher.shape, generator=torch.Generator().manual_seed(0))
+    shown = x.unsqueeze(0).float()
+    batch = Minibatch(shown, shown, torch.arange(30).unsqueeze(0))
+    old, new = (outputs(network, w, layout, shown, []).view(-1, LETTERS) for w in (teacher, weights))
+    t = loss.temperature
+    each = F.kl_div((new / t).log_softmax(1), (old / t).softmax(1), reduction="none").sum(1)
+    network.bind(weights, None, layout)
+    bound = network.weights.mean
+    found = loss(network, batch).detach()
+    assert network.weights.mean is bound  # the step goes on with its own weights
+    assert float(found) == pytest.approx(float(loss.strength) * t**2 * float(each.sum()) / 30, rel=1e-5)
+    network.bind(teacher, None, layout)
+    assert abs(float(loss(network, batch).detach())) < 1e-6
+
+
+def test_an_energy_that_is_no_sum_of_cross_entropies_is_not_distilled():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain = reader(likelihood=Energy(lambda outputs, y: outputs.square().sum(1)))
+    assert protected(plain, text(1)) == ((), 1.0, 1.0)
+
+
+def test_a_language_model_keeps_its_first_text_and_learns_the_second():
+    """The second text has three of the five letters, and naive training forgets what follows the others."""
+    first, second, found = text(1), text(1, letters=3), {}
+    for method in ("evcl", "naive"):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            one = reader(method)
+        before = [float(one.log_likelihood(x).mean()) for x in (first, second)]
+        one.learn(second)
+        found[method] = [float(one.log_likelihood(x).mean()) - b for x, b in zip((first, second), before, strict=True)]
+    assert found["evcl"][0] > found["naive"][0] / 2  # nats lost
+    assert found["evcl"][1] > found["naive"][1] / 2  # nats won
+
+
+def test_seeds_side_by_side_are_as_each_alone():
+    found = []
+    for seeds in ([0, 1], [0], [1]):
+        with torch.random.fork_rng():
+            network = Next()
+        given = {"heads": (), "features": 1, "usual": {"epochs": 2, "batch_size": 8}}
+        run = small_runs.run_of("evcl", network=network, seeds=seeds, options={"likelihood": NextToken()}, **given)
+        run.network.whole = (LENGTH - 1) * LETTERS  # outputs
+        for k in range(2):
+            x = text(k + 1, 24).unsqueeze(0).double()
+            run.learn([TaskData(x, x, k, task=k)])
+        found.append(run.log_likelihood(TaskData(x, x, 0, task=0)))
+    torch.testing.assert_close(found[0], torch.cat(found[1:]))
+    assert not torch.allclose(*found[1:], rtol=1e-3)

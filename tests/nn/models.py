@@ -145,11 +145,9 @@ def gru():
     return Net(run, tokens=nn.Embedding(9, 8), reads=nn.GRU(8, 8), start=torch.zeros(1, 1, 8), cell=nn.GRUCell(8, 8))
 
 
-def norm(width):
+def norm():
     """An RMSNorm as Hugging Face models have it."""
-    return Net(
-        lambda m, x: m.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)), weight=torch.ones(width)
-    )
+    return Net(lambda m, x: m.weight * (x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()), weight=torch.ones(8))
 
 
 def llama():
@@ -172,7 +170,7 @@ def llama():
         h = h + m.down(F.silu(m.gate(n)) * m.up(n)) * m.scale
         return F.linear(h.mean(1), m.tokens.weight)
 
-    layers = {"tokens": nn.Embedding(9, 8), "norm1": norm(8), "norm2": norm(8)}
+    layers = {"tokens": nn.Embedding(9, 8), "norm1": norm(), "norm2": norm()}
     layers |= {name: nn.Linear(8, 8, bias=False) for name in "qkvo"}
     layers |= {"gate": nn.Linear(8, 12), "up": nn.Linear(8, 12), "down": nn.Linear(12, 8)}
     net = Net(run, **layers, scale=torch.tensor(0.5))

@@ -539,9 +539,7 @@ def test_a_learner_in_bf16_learns_as_one_in_float32_and_keeps_float32(name, meth
     assert not torch.equal(weights["bf16"], weights["fp32"])
     assert accuracy["fp32"] > 0.8
     assert abs(accuracy["bf16"] - accuracy["fp32"]) < 0.06
-    learner.save(tmp_path / "model.safetensors")
-    network = None if name == "perceptron" else seeded(make)
-    again = evcl.load(tmp_path / "model.safetensors", *[] if network is None else [network])
+    again = saved(learner, tmp_path, x, None if name == "perceptron" else seeded(make), "0")
     assert again.parts.run.precision == "bf16"
 
 

@@ -11,6 +11,7 @@ from torch.distributions import Normal, kl_divergence
 import evcl
 from evcl.posterior import Gaussian, Layout
 from evcl.posterior.classes import ClassMeans
+from evcl.posterior.kronecker import Block, KroneckerGaussian
 
 
 def gaussian(generator, r=3, p=7):
@@ -55,6 +56,72 @@ def test_evidence_that_is_not_there_is_not_taken_away(generator):
         before.minus(after.since(before))
 
 
+# --- Kronecker products ---------------------------------------------------------------------------------------------
+
+LAYOUT = Layout({"w": (2, 3), "b": (2,), "table": (4, 2), "free": (3,)})
+EVERY = slice(None)
+BLOCKS = {"w": Block("w", EVERY, "b", EVERY, False), "table": Block("table", EVERY, None, EVERY, True)}
+PLACES = {  # of each block's matrix, row after row, among the weights
+    "w": [0, 1, 2, 6, 3, 4, 5, 7],
+    "table": [8, 10, 12, 14, 9, 11, 13, 15],
+}
+
+
+def kronecker(generator, products=1, size=1.0):
+    def covariance(n):
+        root = torch.randn(2, products, n, n + 2, generator=generator, dtype=torch.float64)
+        return size * root @ root.mT
+
+    factors = {"w": (covariance(4), covariance(2)), "table": (covariance(4).diagonal(dim1=2, dim2=3), covariance(2))}
+    rest = torch.zeros(2, LAYOUT.size, dtype=torch.float64)
+    rest[:, -3:] = size + torch.rand(2, 3, generator=generator, dtype=torch.float64)
+    return KroneckerGaussian(torch.randn(2, LAYOUT.size, generator=generator).double(), LAYOUT, BLOCKS, factors, rest)
+
+
+def matrix(q, r=1):
+    """The precision of a replica as a whole matrix."""
+    found = torch.diag(q.rest[r])
+    for key, at in PLACES.items():
+        for a, g in zip(*(one[r] for one in q.factors[key]), strict=True):
+            found[torch.tensor(at).unsqueeze(1), at] += torch.kron(g, a.diag() if a.dim() == 1 else a)
+    return found
+
+
+@pytest.mark.parametrize("products", [1, 2])
+def test_a_kronecker_gaussian_is_the_one_of_its_whole_matrix(products, generator):
+    q, prior = kronecker(generator, products), kronecker(generator, 3 - products)
+    v = torch.randn(2, LAYOUT.size, generator=generator).double()
+    own, first = matrix(q), matrix(prior)
+    torch.testing.assert_close(q.precision_times(v)[1], own @ v[1])
+    torch.testing.assert_close(q.marginals().variance()[1], own.inverse().diagonal())
+    torch.testing.assert_close(q.views()["free"].log_std[1], -0.5 * q.rest[1, -3:].log())
+    root = torch.stack([q.draw(e.expand(2, -1))[1] - q.mean[1] for e in torch.eye(LAYOUT.size).double()], 1)
+    torch.testing.assert_close(root @ root.T, own.inverse())
+    normal, other = (
+        torch.distributions.MultivariateNormal(one.mean[1], precision_matrix=p) for one, p in ((q, own), (prior, first))
+    )
+    torch.testing.assert_close(q.kl(prior)[1], kl_divergence(normal, other))
+
+
+def test_evidence_of_kronecker_products_is_added_and_taken_away(generator):
+    q, rows = kronecker(generator), kronecker(generator, size=0.1)
+    own, more = matrix(q), matrix(rows)
+    exact = torch.linalg.solve(own + more, own @ q.mean[1] + more @ rows.mean[1])
+    for how in ("tasks", "nearest"):
+        torch.testing.assert_close(q.plus(rows, how).mean[1], exact)
+    torch.testing.assert_close(matrix(q.plus(rows, "tasks")), own + more)
+    twice = q.plus(q)
+    torch.testing.assert_close(matrix(twice), 2 * own)  # the nearest product to a sum of equal ones is exact
+    once = twice.minus(q)
+    torch.testing.assert_close(matrix(once), own)
+    torch.testing.assert_close(once.mean[1], q.mean[1])
+    torch.testing.assert_close(once.marginals().variance()[1], own.inverse().diagonal())
+    with pytest.raises(evcl.EvclError, match="the precision of 'w' would have the eigenvalue -"):
+        rows.minus(q)
+    with pytest.raises(evcl.EvclError, match="a sum of 3 Kronecker products has no root: merge them into one"):
+        kronecker(generator, 3).draw(q.mean)
+
+
 # --- classes on fixed features --------------------------------------------------------------------------------------
 
 
@@ -80,6 +147,25 @@ def test_rows_of_classes_are_added_and_taken_away_exactly(generator):
     wide = ClassMeans(new.count / 10, new.mean, new.scatter * 9, new.pseudo)
     with pytest.raises(evcl.EvclError, match="the scatter of its features would have the eigenvalue -"):
         every.minus(wide)
+
+
+def test_the_means_of_classes_are_the_gaussian_of_its_whole_matrix(generator):
+    f, y = torch.randn(40, 4, generator=generator).double(), torch.arange(40) % 3
+    q, prior = class_means(f, y), class_means(1.5 * f[:20] + 1, y[:20])
+
+    def whole(one):
+        n = one.count.sum()
+        covariance = (one.scatter[0] + 0.4 * one.scatter[0].trace() / (4 * n) * torch.eye(4)) / (n + 0.4)
+        blocks = torch.block_diag(*(covariance / c for c in one.count[0]))
+        return torch.distributions.MultivariateNormal(one.mean.flatten(), blocks)
+
+    v = torch.randn(1, 3, 4, generator=generator).double()
+    own = whole(q)
+    torch.testing.assert_close(q.precision_times(v).flatten(), own.precision_matrix @ v.flatten())
+    root = torch.stack([(q.draw(e.view(1, 3, 4)) - q.mean).flatten() for e in torch.eye(12).double()], 1)
+    torch.testing.assert_close(root @ root.T, own.covariance_matrix)
+    torch.testing.assert_close(q.kl(prior)[0], kl_divergence(own, whole(prior)))
+    torch.testing.assert_close(q.views()["mean"].variance().flatten(), own.variance)
 
 
 # --- as a user sees it ----------------------------------------------------------------------------------------------

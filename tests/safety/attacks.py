@@ -6,6 +6,7 @@ import io
 import json
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -56,10 +57,6 @@ def described(path: Path, text: str) -> Path:
     return path
 
 
-def dotted(parts: int, part: str = '"!"') -> str:
-    return ".".join([part] * parts) + " = 1\n"
-
-
 def wide_npz(path: Path, arrays: int, width: int = 20_000, rows: int = 500) -> Path:
     """Many arrays of zeros, each within its limit."""
     one = io.BytesIO()
@@ -95,6 +92,26 @@ def long_texts(path: Path, letters: int, rows: int = 4096, label: bool = False) 
     short = pa.array(np.arange(rows) % 2)
     columns = {"word": short, "y": column} if label else {"word": column, "y": short}
     pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=True)
+    return path
+
+
+def table(path: Path, **columns: object) -> Path:
+    """Write these columns in the format that the name of the file ends in."""
+    import pandas
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyarrow import feather
+
+    write: dict[str, Callable[[], object]] = {
+        ".csv": lambda: pandas.DataFrame(columns).to_csv(path, index=False),
+        ".gz": lambda: pandas.DataFrame(columns).to_csv(path, index=False),
+        ".xlsx": lambda: pandas.DataFrame(columns).to_excel(path, index=False),
+        ".feather": lambda: feather.write_feather(pa.table(columns), path, "uncompressed"),
+        ".parquet": lambda: pq.write_table(pa.table(columns), path),
+        ".npz": lambda: np.savez(path, **columns),
+        ".npy": lambda: np.save(path, np.rec.fromarrays([*map(np.asarray, columns.values())], names=[*columns])),
+    }
+    write[path.suffix]()
     return path
 
 

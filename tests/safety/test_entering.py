@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import attacks
 import made_up
-import numpy as np
 import pytest
 from cost import measured
 
@@ -39,22 +39,21 @@ def test_ten_thousand_heads_load_in_five_seconds(tmp_path):
         library.load(attacks.with_heads(tmp_path / "m.safetensors", 10_001))
 
 
+@contextmanager
+def refused_cheaply(match, seconds=1.0, megabytes=ALLOWED):
+    with measured() as cost, pytest.raises(EvclError, match=match):
+        yield
+    assert cost.seconds < seconds
+    assert cost.megabytes < megabytes
+
+
 @pytest.mark.parametrize("part", ['"!"', "'.'", '"a b"', '"\\""', "a", '"é"'])
-@pytest.mark.parametrize("table", [False, True])
-def test_keys_of_many_parts(tmp_path, part, table):
+@pytest.mark.parametrize("form", ["{} = 1", "[{}]", "settings = {{ {} = 1 }}"])
+def test_keys_of_many_parts(tmp_path, part, form):
     """2.5: the guard saw neither quotes with spaces nor letters beyond ASCII."""
-    key = attacks.dotted(8_000, part)
-    (tmp_path / "s.toml").write_text(f"[{key.removesuffix(' = 1' + chr(10))}]\n" if table else key)
-    with measured() as cost, pytest.raises(EvclError, match="a key has more than 20 parts"):
+    (tmp_path / "s.toml").write_text(form.format(".".join([part] * 8_000)) + "\n")
+    with refused_cheaply("a key has more than 20 parts"):
         read_sweep(tmp_path / "s.toml")
-    assert cost.seconds < 1
-
-
-def test_keys_inside_of_values(tmp_path):
-    (tmp_path / "s.toml").write_text(f"settings = {{ {attacks.dotted(8_000).strip()} }}\n")
-    with measured() as cost, pytest.raises(EvclError, match="a key has more than 20 parts"):
-        read_sweep(tmp_path / "s.toml")
-    assert cost.seconds < 1
 
 
 def test_dots_in_values_are_no_keys(tmp_path):
@@ -88,9 +87,8 @@ def test_tensors_that_nothing_explains(tmp_path, count):
     """2.7: a million empty tensors were accepted, after 39 s."""
     assert library.load(attacks.with_more_tensors(tmp_path / "m.safetensors", 0)).tasks
     path = attacks.with_more_tensors(tmp_path / "m.safetensors", count)
-    with measured() as cost, pytest.raises(EvclError, match=r"more 0|tensors"):
+    with refused_cheaply("more 0|tensors", 2):
         library.load(path)
-    assert cost.seconds < 2
 
 
 # --- memory: section 3 ---------------------------------------------------------------------------------------------
@@ -105,10 +103,8 @@ def use(path, **options):
 def test_arrays_are_added_up_before_they_are_read(tmp_path):
     """3.1: 0.4 MB took 3.5 GB."""
     path = attacks.wide_npz(tmp_path / "t.npz", 40)
-    with measured() as cost, pytest.raises(EvclError, match=r"800,00[01] (numbers|inputs).*20,000"):
+    with refused_cheaply(r"800,00[01] (numbers|inputs).*20,000", 2, 100):
         use(path)
-    assert cost.megabytes < 100
-    assert cost.seconds < 2
 
 
 def test_wide_arrays_come_in_small_pieces(tmp_path):
@@ -122,9 +118,8 @@ def test_wide_arrays_come_in_small_pieces(tmp_path):
 def test_images_have_a_number_of_pixels(tmp_path):
     """3.2: --image-side 1000 took 2.7 GB before it was refused."""
     folder = attacks.images(tmp_path / "imgs", 32, 200)
-    with measured() as cost, pytest.raises(EvclError, match="--image-side"):
+    with refused_cheaply("--image-side", 5, 100):
         use(folder, side=1000)
-    assert cost.megabytes < 100
 
 
 @pytest.mark.parametrize("label", [False, True], ids=["column", "label"])
@@ -133,39 +128,23 @@ def test_texts_have_a_length(tmp_path, label, letters):
     """3.3, 3.4: 884 bytes took 3.5 GB."""
     path = attacks.long_texts(tmp_path / "t.parquet", letters, label=label)
     assert path.stat().st_size < 20_000
-    with measured() as cost, pytest.raises(EvclError, match=r"text .*10,000 characters"):
+    with refused_cheaply(r"text .*10,000 characters", 5, ALLOWED + 2 * letters / 1e6):
         learn(tmp_path / "m.safetensors", path, "y", epochs=1, hidden=(2,))
-    assert cost.megabytes < ALLOWED + 2 * letters / 1e6
-    assert cost.seconds < 5
 
 
 @pytest.mark.parametrize("kind", ["csv", "feather", "npy", "xlsx"])
 def test_texts_have_a_length_in_every_format(tmp_path, kind):
-    import pandas
-    import pyarrow as pa
-    from pyarrow import feather
-
-    words = ["a" * 10_001, "b"] * 4
-    if kind == "csv":
-        pandas.DataFrame({"word": words, "y": [0, 1] * 4}).to_csv(tmp_path / "t.csv", index=False)
-    elif kind == "feather":
-        feather.write_feather(pa.table({"word": words, "y": [0, 1] * 4}), tmp_path / "t.feather")
-    elif kind == "npy":
-        np.save(tmp_path / "t.npy", np.rec.fromarrays([np.array(words), np.array([0, 1] * 4)], names="word,y"))
-    else:
-        pandas.DataFrame({"word": words, "y": [0, 1] * 4}).to_excel(tmp_path / "t.xlsx", index=False)
+    path = attacks.table(tmp_path / f"t.{kind}", word=["a" * 10_001, "b"] * 4, y=[0, 1] * 4)
     with pytest.raises(EvclError, match=r"10,000 characters"):
-        use(tmp_path / f"t.{kind}")
+        use(path)
 
 
 @pytest.mark.parametrize("inner", ["[]", "{}", "0"])
 def test_a_description_has_a_length(tmp_path, inner):
     """3.5: 45 MB of brackets took 1.6 GB."""
     path = attacks.described(tmp_path / "m.safetensors", f"[{f'{inner},' * 3_000_000}0]")
-    with measured() as cost, pytest.raises(EvclError, match=r"description"):
+    with refused_cheaply("description", 1, ALLOWED + 2 * path.stat().st_size / 1e6):
         library.load(path)
-    assert cost.megabytes < ALLOWED + 2 * path.stat().st_size / 1e6
-    assert cost.seconds < 1
 
 
 @pytest.mark.parametrize(
@@ -174,10 +153,8 @@ def test_a_description_has_a_length(tmp_path, inner):
 def test_results_of_brackets(tmp_path, text):
     """3.6: 30 MB took 1 GB and 7 s."""
     (tmp_path / "result.json").write_text(text.format(",".join(["[]"] * 5_000_000)))
-    with measured() as cost, pytest.raises(EvclError):
+    with refused_cheaply(None, 2, ALLOWED + 2 * 15):
         read_result(tmp_path / "result.json")
-    assert cost.megabytes < ALLOWED + 2 * 15
-    assert cost.seconds < 2
 
 
 READING = """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import attacks
+import made_up
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -49,17 +50,10 @@ def test_the_type_of_an_array(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["parquet", "feather"])
 def test_text_that_is_no_utf8(tmp_path, kind):
     import pyarrow as pa
-    import pyarrow.parquet as pq
-    from pyarrow import feather
 
     offsets = pa.py_buffer(np.array([0, 1, 2, 3, 4], np.int32).tobytes())
     column = pa.Array.from_buffers(pa.string(), 4, [None, offsets, pa.py_buffer(b"a\xff\xfeb")])
-    table = pa.table({"x": column, "y": pa.array([0, 1, 0, 1])})
-    if kind == "parquet":
-        pq.write_table(table, tmp_path / "t.parquet")
-    else:
-        feather.write_feather(table, tmp_path / "t.feather", "uncompressed")
-    path = tmp_path / f"t.{kind}"
+    path = attacks.table(tmp_path / f"t.{kind}", x=column, y=pa.array([0, 1, 0, 1]))
     with pytest.raises(EvclError, match=r"row 2, column 'x': .*UTF-8"):
         list(open_source(path).pieces(["x", "y"]))
 
@@ -101,8 +95,6 @@ def test_a_sweep(tmp_path, text, key):
     ids=str,
 )
 def test_a_result(evcl, tmp_path, change):
-    import made_up
-
     made_up.write(tmp_path / "runs", made_up.result())
     path = tmp_path / "runs" / "0" / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -113,16 +105,20 @@ def test_a_result(evcl, tmp_path, change):
     assert line(err).startswith("runs/0/result.json is not a result of evcl")
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The tensors and the metadata of a model of a table."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "t.csv").write_text("x,y\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(40)))
+    learn(folder / "m", folder / "t.csv", "y", epochs=1, hidden=(2,))
+    with safe_open(folder / "m", framework="pt") as file:
+        return load_file(folder / "m"), file.metadata()
+
+
 @pytest.mark.parametrize("name", ["accuracy", "nll", "entropy", "epistemic", "seconds", "examples", "held_out", "ece"])
 @pytest.mark.parametrize("value", ["x", "0.5", None, True, [], 1e400])
-def test_the_history_of_a_model(evcl, tmp_path, name, value):
-    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(40)))
-    path = tmp_path / "m.safetensors"
-    if not hasattr(test_the_history_of_a_model, "kept"):
-        learn(path, tmp_path / "t.csv", "y", epochs=1, hidden=(2,))
-        with safe_open(path, framework="pt") as file:
-            test_the_history_of_a_model.kept = load_file(path), file.metadata()
-    tensors, metadata = test_the_history_of_a_model.kept
+def test_the_history_of_a_model(evcl, tmp_path, kept, name, value):
+    path, (tensors, metadata) = tmp_path / "m.safetensors", kept
     note = json.loads(metadata["evcl.tables"])
     note["history"][0][name] = value
     save_file(tensors, path, {**metadata, "evcl.tables": json.dumps(note)})
@@ -199,8 +195,6 @@ def test_a_zero_in_a_cell(tmp_path):
 
 @pytest.mark.full
 def test_long_names_are_drawn_without_a_warning(evcl, tmp_path):
-    import made_up
-
     made_up.write(tmp_path / "runs", *(made_up.result(letter * 200) for letter in "abc"))
     status, _, err = evcl("report", "runs")
     assert (status, err) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attacks
 import numpy as np
 import pytest
 import torch
@@ -17,21 +18,8 @@ LARGE = [2**53 + i for i in range(3)]
 @pytest.mark.parametrize("kind", ["parquet", "npz", "npy", "csv", "csv with fractions"])
 def test_large_integers_are_different_labels(tmp_path, kind):
     """4.1: everything went through float64."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    x, y = np.arange(30.0), np.array(LARGE * 10)
-    if kind == "parquet":
-        pq.write_table(pa.table({"x": x, "y": y}), tmp_path / "t.parquet")
-    elif kind == "npz":
-        np.savez(tmp_path / "t.npz", x=x, y=y)
-    elif kind == "npy":
-        np.save(tmp_path / "t.npy", np.rec.fromarrays([x, y], names="x,y"))
-    else:
-        end = ".0" if kind.endswith("s") else ""
-        lines = "\n".join(f"{a},{b}{end}" for a, b in zip(x, y, strict=True))
-        (tmp_path / "t.csv").write_text(f"x,y\n{lines}\n")
-    (data,) = tmp_path.iterdir()
+    y = [f"{label}.0" for label in LARGE * 10] if "fractions" in kind else np.array(LARGE * 10)
+    data = attacks.table(tmp_path / f"t.{kind.split()[0]}", x=np.arange(30.0), y=y)
     found = learn(tmp_path / "m.safetensors", data, "y", epochs=1, hidden=(2,))
     assert found.model.labels == [str(label) for label in LARGE]
 

@@ -6,7 +6,6 @@ One entry point more is a line in TARGETS. `mutated.py` changes these files at r
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import sys
@@ -15,35 +14,50 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report", "soak")]
-import learned  # noqa: E402
+sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report", "safety", "soak")]
+import attacks  # noqa: E402
 import made_up  # noqa: E402
 import made_up_streams  # noqa: E402
 import tiny  # noqa: E402
-from learned import AGENTS, CELL  # noqa: E402
 
 import evcl  # noqa: E402
 from evcl._core.bounds import MOST_PIXELS  # noqa: E402
 from evcl._core.errors import EvclError  # noqa: E402
 from evcl.data import cache, formats  # noqa: E402
 from evcl.experiments import (  # noqa: E402
+    Checkpoints,
+    Config,
+    Event,
     Result,
     Store,
+    configure,
+    execute,
     read_result,
     read_search,
     read_sweep,
     standing,
-)
+)  # fmt: skip
 from evcl.experiments.search import read_found  # noqa: E402
 from evcl.experiments.store import Claim  # noqa: E402
 from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
 from evcl.report.html_page import page  # noqa: E402
+from evcl.streams import table as stream_table  # noqa: E402
+from evcl.streams.commands import learn_files  # noqa: E402
+from evcl.streams.files import Asked  # noqa: E402
 from evcl.tables import Learning  # noqa: E402
 from evcl.tables.commands import open_source  # noqa: E402
 from evcl.tables.creating import create  # noqa: E402
 from evcl.tables.model import load_model  # noqa: E402
+from evcl.training.checkpoint import DESCRIPTION, DIGEST, digest  # noqa: E402
 
+CELL = configure("split-digits", "evcl", "paper", [0], 2, {"epochs": 1, "fisher_examples": 20, "predict_samples": 1})
+SMALL = {"steps": 128, "envs": 2, "rollout": 32, "episodes": 1, "passes": 1}
+AGENTS = configure("cartpole-variants", "evcl", "tuned", [0], 2, SMALL)
+ROWS = np.random.default_rng(0).normal(size=(40, 3))
+IMAGES = np.random.default_rng(0).uniform(size=(20, 16)).astype(np.float32)
 Make, Read = Callable[[Path], Path], Callable[[Path], object]
 
 
@@ -86,20 +100,19 @@ def table(folder: Path) -> Path:
     return folder / "table.csv"
 
 
-def npz_table(folder: Path) -> Path:
-    x, y = numbers()
-    np.savez(folder / "table.npz", pixels=np.zeros((len(x), 2, 2), np.uint8), x=x, word=np.array(["a", "b"])[y], y=y)
-    return folder / "table.npz"
+def table_in(kind: str) -> Make:
+    """A table in another format."""
 
+    def make(folder: Path) -> Path:
+        x, y = numbers()
+        columns = {"one": x[:, 0], "word": ["a" if k else None for k in y], "class": y}
+        if kind.startswith("np"):
+            columns["word"] = np.array(["a", "b"])[y]
+        if kind == "npz":
+            columns["pixels"] = np.zeros((len(x), 2, 2), np.uint8)
+        return attacks.table(folder / f"table.{kind}", **columns)
 
-def parquet_table(folder: Path) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    x, y = numbers()
-    columns = {"one": x[:, 0], "word": ["a" if k else None for k in y], "class": y}
-    pq.write_table(pa.table(columns), folder / "table.parquet")
-    return folder / "table.parquet"
+    return make
 
 
 def use_table(path: Path) -> None:
@@ -231,40 +244,6 @@ def use_store(path: Path) -> None:
     Store(folder).take(CELL)
 
 
-def frame() -> dict[str, list[object]]:
-    x, y = numbers()
-    return {"one": x[:, 0].tolist(), "word": ["a" if k else None for k in y], "class": y.tolist()}
-
-
-def feather_table(folder: Path) -> Path:
-    import pyarrow as pa
-    from pyarrow import feather
-
-    feather.write_feather(pa.table(frame()), folder / "table.feather", "uncompressed")
-    return folder / "table.feather"
-
-
-def npy_table(folder: Path) -> Path:
-    x, y = numbers()
-    np.save(folder / "table.npy", np.rec.fromarrays([x[:, 0], np.array(["a", "b"])[y], y], names="one,word,class"))
-    return folder / "table.npy"
-
-
-def packed_table(folder: Path) -> Path:
-    (folder / "table.csv.gz").write_bytes(gzip.compress(table(folder).read_bytes()))
-    return folder / "table.csv.gz"
-
-
-def excel_table(folder: Path) -> Path:
-    import openpyxl
-
-    book = openpyxl.Workbook()
-    for row in zip(*([name, *column] for name, column in frame().items()), strict=True):
-        book.active.append(row)
-    book.save(folder / "table.xlsx")
-    return folder / "table.xlsx"
-
-
 def adapters(folder: Path) -> Path:
     """Adapters beside a base model, which is not in the file."""
     found = evcl.EVCL(base(), epochs=1, adapters=evcl.nn.LoRA(rank=2), only=[])
@@ -279,6 +258,91 @@ def base() -> evcl.nn.MLP:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return evcl.nn.mlp(3, [4])
+
+
+def checkpoint(config: Config) -> Callable[[Path], Path]:
+    """The checkpoint of a run that was stopped after its first task."""
+
+    def make(folder: Path) -> Path:
+        def stop(event: Event) -> None:
+            if event.task == 1:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            execute(config, stop, checkpoints=Checkpoints(folder))
+        oldest, *more = sorted(folder.rglob("*.safetensors"), reverse=True)
+        for path in more:
+            path.unlink()
+        return oldest
+
+    return make
+
+
+def use_checkpoint(config: Config) -> Callable[[Path], None]:
+    """Go on from it, with a digest that fits, as whoever means harm would make it."""
+
+    def read(path: Path) -> None:
+        for other in path.parent.glob("*.safetensors"):  # of the last time
+            if other != path:
+                other.unlink()
+        with contextlib.suppress(Exception), safe_open(path, framework="pt") as file:
+            tensors, text = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()[DESCRIPTION]  # noqa: SIM118
+            save_file(tensors, path, {DESCRIPTION: text, DIGEST: digest(text, tensors)})
+        execute(config, checkpoints=Checkpoints(path.parents[1], resume=True))
+
+    return read
+
+
+def stream(folder: Path) -> Path:
+    found = evcl.Stream(memories=[20, np.inf])
+    found.learn(ROWS, np.arange(40) % 3)
+    found.save(folder / "stream.safetensors")
+    return folder / "stream.safetensors"
+
+
+def use_stream(path: Path) -> None:
+    found = evcl.Stream.load(path)
+    found.predict_proba(ROWS)
+    found.learn(ROWS[:4], np.zeros(4, int))
+
+
+def rows_file(folder: Path) -> Path:
+    lines = [f"{a:.3f},{'red' if b > 0 else 'green'},{i % 2}" for i, (a, b, _) in enumerate(ROWS)]
+    (folder / "rows.csv").write_text("\n".join(["one,colour,class", *lines]) + "\n")
+    return folder / "rows.csv"
+
+
+def table_stream(folder: Path) -> Path:
+    learn_files([rows_file(folder)], Asked("class"), folder / "rows.safetensors")
+    return folder / "rows.safetensors"
+
+
+def use_table_stream(path: Path) -> None:
+    """As `evcl stream --out` does if it goes on: all rows are there, and the file is not written again."""
+    stream_table.load(path)
+    good = path.read_bytes()
+    try:
+        learn_files([path.with_name("rows.csv")], Asked("class"), path)
+    finally:
+        path.write_bytes(good)
+
+
+def generative(folder: Path) -> Path:
+    found = evcl.EVCL(generator(), likelihood="bound", epochs=1)
+    for _ in range(2):
+        found.learn(IMAGES)
+    found.save(folder / "generative.safetensors")
+    return folder / "generative.safetensors"
+
+
+def generator() -> evcl.nn.VAE:
+    return evcl.nn.task_vae(16, width=6, latents=2, encoder_layers=1)
+
+
+def use_generative(path: Path) -> None:
+    found = evcl.load(path, generator())
+    found.sample("0", 2)
+    found.log_likelihood(IMAGES[:2], "0", draws=4)
 
 
 # A command on each line. What would train raises instead: the words are tried here, not the training.
@@ -371,20 +435,15 @@ TARGETS: dict[str, Target] = {
     "claim": Target(store("cells/*/claim-1.json"), use_store),
     "owner": Target(store("owners/*.json"), use_store),
     "cells": Target(store("sweeps/*.json"), use_store),
-    "checkpoint": Target(learned.checkpoint(CELL), learned.use_checkpoint(CELL)),
-    "checkpoint of agents": Target(learned.checkpoint(AGENTS), learned.use_checkpoint(AGENTS)),
-    "stream": Target(learned.stream, learned.use_stream),
-    "table stream": Target(learned.table_stream, learned.use_table_stream),
-    "generative model": Target(learned.generative, learned.use_generative),
+    "checkpoint": Target(checkpoint(CELL), use_checkpoint(CELL)),
+    "checkpoint of agents": Target(checkpoint(AGENTS), use_checkpoint(AGENTS)),
+    "stream": Target(stream, use_stream),
+    "table stream": Target(table_stream, use_table_stream),
+    "generative model": Target(generative, use_generative),
     "command line": Target(command_lines, use_command),
     "adapters": Target(adapters, lambda path: evcl.load(path, base())),
     "csv": Target(table, use_table),
-    "csv.gz": Target(packed_table, use_table),
-    "feather": Target(feather_table, use_table),
-    "npy": Target(npy_table, use_table),
-    "xlsx": Target(excel_table, use_table),
-    "npz": Target(npz_table, use_table),
-    "parquet": Target(parquet_table, use_table),
+    **{kind: Target(table_in(kind), use_table) for kind in ("csv.gz", "feather", "npy", "xlsx", "npz", "parquet")},
     **{kind: Target(image(kind), use_images, 3 * MOST_PIXELS) for kind in ("png", "jpeg", "bmp", "gif", "webp")},
     **{f"data set, {kind}": Target(*data_set(kind), 2**20) for kind in ("idx", "cifar", "sheets", "letters", "npz")},
     "archive": Target(*data_set("letters", packed=True), 2**20),

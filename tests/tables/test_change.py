@@ -145,8 +145,7 @@ def test_new_columns_are_learned_and_columns_that_vanish_are_missing(model):
 def test_missing_values_that_come_later_are_marked(model):
     frame = shop(seed=1)
     frame.loc[::5, "x"] = np.nan
-    out = learned(model, frame, "b", "--epochs", "1")
-    assert "note: missing values are new in x: an input marks them\n" in out
+    assert "note: missing values are new in x: an input marks them\n" in learned(model, frame, "b", "--epochs", "1")
     assert [p.kind for p in tables.load_model(Path("m")).encoder.parts("x")] == ["number", "missing"]
 
 

@@ -63,8 +63,7 @@ def test_rows_that_are_kept_are_measured_instead(evcl, learn):
     told = json.loads(evcl.done("inspect", "m", "--json"))["tasks"][0]
     assert (told["now"], told["estimated"]) == (kept, False)
     learn("march", rows(2), "--keep", "8")  # too few rows of each task to measure on
-    told = json.loads(evcl.done("inspect", "m", "--json"))["tasks"][0]
-    assert told["estimated"] is True
+    assert json.loads(evcl.done("inspect", "m", "--json"))["tasks"][0]["estimated"] is True
 
 
 def test_a_month_like_the_others_needs_no_note(learn):

@@ -41,7 +41,7 @@ def model(evcl, made_once):
 
     made_once(make)
     predict = partial(evcl, "predict", "--model", "m", "--data", "more.csv")
-    predict.done = partial(evcl.done, *predict.args)
+    predict.done, predict.refused = (partial(one, *predict.args) for one in (evcl.done, evcl.refused))
     return predict
 
 
@@ -70,9 +70,10 @@ def test_keys_or_no_columns_at_all(model):
     ):
         model.done("--out", "q.csv", *options)
         pd.testing.assert_frame_equal(pd.read_csv("q.csv"), whole[[*columns, *OURS]])
-    status, _, err = model("--out", "q.csv", "--key", "ordre")
-    assert (status, err.count("\n")) == (1, 1)
-    assert "there is no column 'ordre' to use as a key; it has 'order', 'price', 'items', 'shop', 'returned'" in err
+    assert (
+        "there is no column 'ordre' to use as a key; it has 'order', 'price', 'items', 'shop', 'returned'"
+        in model.refused("--out", "q.csv", "--key", "ordre")
+    )
     assert model("--out", "q.csv", "--key", "order", "--only-predictions")[0] == 2
 
 
@@ -108,9 +109,9 @@ def test_a_column_named_as_ours_is_refused(evcl):
     for name in ("orders", "new"):
         orders().rename(columns={"items": "entropy"}).to_csv(f"{name}.csv", index=False)
     evcl.done("learn", "--model", "m", "--data", "orders.csv", "--target", "returned", "--epochs", "1")
-    status, _, err = evcl("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
-    assert (status, err.count("\n")) == (1, 1)
-    assert "it has a column 'entropy', and so have the predictions; --key chooses columns" in err
+    assert "it has a column 'entropy', and so have the predictions; --key chooses columns" in evcl.refused(
+        "predict", "--model", "m", "--data", "new.csv", "--out", "p.csv"
+    )
     assert not Path("p.csv").exists()
     evcl.done("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--only-predictions")
 
@@ -155,8 +156,10 @@ def test_json_says_what_the_text_says_and_quiet_says_nothing(model, evcl):
 
 def test_a_head_that_is_not_there_is_refused_before_anything_is_learned(evcl):
     orders().to_csv("orders.csv", index=False)
-    status, _, err = evcl("learn", "--model", "m", "--data", "orders.csv", "--target", "returned", "--head", "zz")
-    assert (status, err) == (1, "evcl: --head zz: the model has learned no such task; this is its first task\n")
+    assert (
+        evcl.refused("learn", "--model", "m", "--data", "orders.csv", "--target", "returned", "--head", "zz")
+        == "--head zz: the model has learned no such task; this is its first task"
+    )
     assert not Path("m").exists()
 
 

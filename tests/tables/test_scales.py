@@ -180,8 +180,7 @@ def test_inputs_too_large_for_a_likelihood_per_class_are_one_line():
 def test_a_very_large_number_has_an_exponent(model):
     frame = table(seed=1)
     frame["a"] *= 1e30
-    out = predicted(model, frame, "b")
-    assert len(out.split("unfamiliar ")[1].split()[0]) < 12
+    assert len(predicted(model, frame, "b").split("unfamiliar ")[1].split()[0]) < 12
     cells = pd.read_csv("p.csv", dtype=str).unfamiliar
     assert cells.str.fullmatch(r"\d\.\d{3}e\+\d\d").mean() > 0.9
 

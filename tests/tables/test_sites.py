@@ -60,8 +60,7 @@ def test_two_sites_become_one_model(evcl, site):
     rows(3).to_csv("new.csv", index=False)
     predict = ["predict", "--model", "merged.safetensors", "--data", "new.csv", "--out", "p.csv", "--json"]
     assert json.loads(evcl.done(*predict))["accuracy"] > 0.9
-    shown = evcl("inspect", "merged.safetensors")[1]
-    assert shown.count("~") == 4  # three tasks, and what it means
+    assert evcl("inspect", "merged.safetensors")[1].count("~") == 4  # three tasks, and what it means
     rows(4).to_csv("april.csv", index=False)
     evcl.done("learn", "--model", "merged.safetensors", "--data", "april.csv")
 

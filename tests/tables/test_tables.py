@@ -297,8 +297,7 @@ def test_a_new_model_says_how_it_took_the_columns(evcl):
     assert "read with semicolons; decimal commas: price\n" in out
     assert "columns  price, age\n" in out
     Path("february.csv").write_text("price;age;label\n" + rows)
-    out = evcl.done("learn", "--model", "m", "--data", "february.csv", "--epochs", "1")
-    assert "columns" not in out
+    assert "columns" not in evcl.done("learn", "--model", "m", "--data", "february.csv", "--epochs", "1")
 
 
 def test_heads_of_their_own_and_the_task_inferred(model):
@@ -319,8 +318,10 @@ def test_heads_of_their_own_and_the_task_inferred(model):
     assert "heads    january, rents" in model("inspect", "m")[1]
     model.done("learn", "--model", "m", "--data", "january.csv", "--task", "again", "--head", "january")
     assert len(tables.load_model(Path("m")).learner.heads) == 2
-    status, _, err = model("predict", "--model", "m", "--data", "rents.csv", "--out", "p.csv", "--task", "rent")
-    assert (status, err) == (1, "evcl: unknown task 'rent'; did you mean 'rents'?\n")
+    assert (
+        model.refused("predict", "--model", "m", "--data", "rents.csv", "--out", "p.csv", "--task", "rent")
+        == "unknown task 'rent'; did you mean 'rents'?"
+    )
 
 
 def test_columns_are_left_out_or_taken_as_categories(evcl):
@@ -402,8 +403,10 @@ def test_images_of_sixteen_bits_keep_their_upper_eight(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(model, monkeypatch):
     people().to_parquet("new.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    status, _, err = model("learn", "--model", "m", "--data", "new.parquet")
-    assert (status, err) == (1, "evcl: new.parquet: Parquet needs pyarrow: pip install 'evcl[tables]'\n")
+    assert (
+        model.refused("learn", "--model", "m", "--data", "new.parquet")
+        == "new.parquet: Parquet needs pyarrow: pip install 'evcl[tables]'"
+    )
 
 
 def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):

@@ -31,8 +31,7 @@ def test_numbers_that_would_be_classes_get_a_warning(evcl):
     assert out.count("different numbers") == 1
     out = learn(evcl, table(ages), "--epochs", "1", name="b")
     assert out.startswith(f"warning: {told}a new model with --kind number or --kind count learns it as one\n")
-    out = learn(evcl, table(ages), "--epochs", "1", "--json", name="c")
-    assert json.loads(out)["notes"][0].startswith(told)
+    assert json.loads(learn(evcl, table(ages), "--epochs", "1", "--json", name="c"))["notes"][0].startswith(told)
     Path("m").unlink()
     assert "different numbers" not in learn(evcl, table(ages), *FIRST, "--kind", "class")
     assert "different numbers" not in learn(evcl, table(ages), "--epochs", "1", name="b")
@@ -41,8 +40,7 @@ def test_numbers_that_would_be_classes_get_a_warning(evcl):
 
 
 def test_the_classes_of_held_out_rows_are_not_learned(evcl):
-    out = learn(evcl, table(np.arange(200)), *FIRST)
-    assert "a: 180 examples of 180 classes learned in" in out
+    assert "a: 180 examples of 180 classes learned in" in learn(evcl, table(np.arange(200)), *FIRST)
 
 
 def test_amounts_of_money_are_numbers(evcl):
@@ -57,9 +55,10 @@ def test_dates_are_no_target(evcl, ending):
     frame = table(pd.date_range("2024-01-01", periods=200))
     frame.to_parquet("a.parquet")
     frame.to_csv("a.csv", index=False)
-    status, _, err = evcl("learn", "--model", "m", "--data", f"a.{ending}", *FIRST)
-    assert status == 1
-    assert f"a.{ending}: column 'y': the target holds dates, which cannot be predicted: choose another --target" in err
+    assert (
+        f"a.{ending}: column 'y': the target holds dates, which cannot be predicted: choose another --target"
+        in evcl.refused("learn", "--model", "m", "--data", f"a.{ending}", *FIRST)
+    )
     assert not Path("m").exists()
 
 

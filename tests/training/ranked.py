@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from checks import run_of
 from safetensors.torch import save_file
 
 import evcl
+from evcl import cli
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl._core.ranks import Ranks, joined
-from evcl._core.settings import resolve
-from evcl.methods import METHODS
-from evcl.training import Observer, Run, TaskData
+from evcl.training import Observer, TaskData
 
 F32, F64 = torch.float32, torch.float64
 EXAMPLES, BATCH = 41, 8  # the last batch has one example: one of two processes has none of it
@@ -77,9 +79,7 @@ def train(name: str, ranks: Ranks | None, device: str = "cpu", **more: Any) -> d
     """Two tasks by two replicas: all that there is to save, and how many epochs each took."""
     method, network, dtype, given = CASES[name]
     given = {"epochs": 3, "batch_size": BATCH, "lr": 0.01, "strength": 10.0, **given, **more}
-    settings = resolve(method, METHODS[method].known_settings, given)
-    chosen = METHODS[method]
-    run = Run(network(), chosen, [settings] * 2, [0, 1], draw=True, dtype=dtype, ranks=ranks, device=device)
+    run = run_of(method, network(), given, [0, 1], dtype=dtype, ranks=ranks, device=device)
     noted = Noted()
     for head in range(2):
         data = task(head, dtype, device)
@@ -123,6 +123,16 @@ class Counting(Ranks):
     def sum_(self, tensor):
         self.sums.append(tensor.numel())
         return super().sum_(tensor)
+
+
+def command(folder: Path, *words: str) -> None:
+    """`evcl` with these words; what a process prints is in a file."""
+    sys.argv = ["evcl", *words]
+    with (folder / f"said {os.environ['RANK']}").open("w") as said, contextlib.redirect_stdout(said):
+        try:
+            cli.main()
+        except SystemExit as end:
+            assert not end.code, end.code  # noqa: PT017
 
 
 def main(folder: Path, device: str) -> None:

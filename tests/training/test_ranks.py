@@ -105,8 +105,8 @@ def test_the_command_in_two_processes(evcl, tmp_path):
     """The result is that of one process, written and told once."""
     options = ("run", "split-digits", "--seeds", "1", "--epochs", "1", "--tasks", "2", "--set", "batch_size=50")
     options = (*options, "--device", "cpu", "--preset", "paper")  # which no search changes
-    status, out, err = torchrun("-m", "evcl", *options, "--out", tmp_path / "two")
-    assert status == 0, err
+    in_two(ranked.command, tmp_path, *options, "--out", str(tmp_path / "two"))
+    out = "".join((tmp_path / f"said {rank}").read_text() for rank in range(2))
     assert out.count("task 1 of 2 learned") == 1
     assert out.count("result: ") == 1
     assert evcl(*options, "--out", tmp_path / "one")[0] == 0

@@ -161,7 +161,7 @@ def test_a_step_follows_the_objective_as_written(method):
     loss.backward()
 
     steps = []  # the mean's, then log sigma's
-    with heard("rules.adam.Adam.step", lambda given: steps.append((given["grad"].clone(), given["self"].lr))):
+    with heard("rules.Adam.step", lambda given: steps.append((given["grad"].clone(), given["self"].lr))):
         run.learn([task], noise=Silent())
     torch.testing.assert_close(steps[0][0], mean.grad, rtol=1e-10, atol=1e-14)
     if log_std is not None:

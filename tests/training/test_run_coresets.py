@@ -150,8 +150,10 @@ def test_coreset_only_learns_from_the_coresets_alone_and_afresh(method, seen, ge
     assert equal(run.memory.tuned, fresh.network.posterior)
 
 
-@pytest.mark.parametrize("name", ["permuted-digits", "split-digits"])
-@pytest.mark.parametrize("method", [*VCL, *ONLY])
+@pytest.mark.parametrize(
+    ("method", "name"),  # tests/contract asks it of every method, and of data of either kind
+    [(VCL[0], "permuted-digits"), (VCL[1], "split-digits"), (ONLY[0], "split-digits"), (ONLY[1], "permuted-digits")],
+)
 def test_replicas_are_their_solo_runs(method, name):
     """Streams of their own, or one that all share."""
 

@@ -48,20 +48,15 @@ KINDS = {  # torch's types, as safetensors calls them
     **{f"int{size}": f"I{size}" for size in (8, 16, 32, 64)},
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL", "uint8": "U8"},
 }
-OTHERS = {  # what a path may be other than a regular file
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+# What a path may be other than a regular file, by the first letter of its mode.
+OTHERS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
 def check_regular(path: Path | int) -> None:
     """Raise an OSError unless this is a regular file or a link to one: opening a pipe could block for ever."""
     mode = (os.fstat(path) if isinstance(path, int) else path.stat()).st_mode
     if not stat.S_ISREG(mode):
-        found = OTHERS.get(stat.S_IFMT(mode), "something else")
+        found = OTHERS.get(stat.filemode(mode)[0], "something else")
         raise OSError(errno.EINVAL, f"it is {found}, not a regular file")
 
 

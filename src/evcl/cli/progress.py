@@ -15,7 +15,6 @@ import typer
 
 from evcl import experiments
 from evcl._core.shown import shown
-from evcl.callbacks import Callback, Epoch
 from evcl.cli.options import Usage
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from evcl import tables
+    from evcl.callbacks import Callback, Epoch
     from evcl.experiments import Config, Event, Failure, Result
     from evcl.experiments.paper import Forecast
     from evcl.experiments.search import Found
@@ -188,6 +188,8 @@ def epochs_bar(task: str, silent: bool = False) -> Iterator[list[Callback]]:
     """Show a bar over the epochs of a task on a terminal, and nothing elsewhere: the result is printed anyway. Yields
     the callbacks for `learn`.
     """
+    from evcl.callbacks import Callback
+
     with bars(task, state="reading", transient=True, silent=silent) as show:
 
         class Bar(Callback):

@@ -6,10 +6,17 @@ To change: how it is computed; `tests/curvature` compares each with a naive loop
 numbers).
 """
 
+from typing import TYPE_CHECKING
+
+from evcl._core.lazy import lazily
 from evcl.curvature.fisher import KINDS, Sample, fisher, sensitivity, spread_out
 from evcl.curvature.kernel import kernels
 from evcl.curvature.kfac import Kronecker, blocks, kfac
-from evcl.curvature.step import StepCurvature
+
+if TYPE_CHECKING:
+    from evcl.curvature.step import StepCurvature
+else:
+    __getattr__, __dir__ = lazily(__name__, {"evcl.curvature.step": "StepCurvature"})
 
 __all__ = [
     "KINDS",

@@ -22,7 +22,7 @@ from msgspec.structs import replace as replaced
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evcl import benchmarks, methods, metrics, nn
+from evcl import benchmarks, methods, metrics, nn, training
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.ranks import Ranks
@@ -37,7 +37,6 @@ from evcl.targets import CATEGORICAL, Likelihood
 from evcl.training import (
     Checkpointer,
     Checkpoints,
-    History,
     Observer,
     Observers,
     Progress,
@@ -192,8 +191,8 @@ class Reports(Observer):
 
     def begin_round(self, task: int, names: str) -> Observer:
         """What observes a round whose last task is `task`."""
-        self.task = task
-        return Observers(self, *(History(names, [log], r) for r, log in enumerate(self.logs) if log))
+        self.task, logs = task, [(r, log) for r, log in enumerate(self.logs) if log]
+        return Observers(self, *(training.History(names, [log], r) for r, log in logs))
 
     def end_epoch(self, progress: Progress) -> None:
         part = progress.epoch / progress.epochs

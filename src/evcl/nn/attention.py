@@ -77,8 +77,6 @@ class MultiheadAttention(Attention, Composite):
 
     def __init__(self, layer: nn.MultiheadAttention) -> None:
         super().__init__()
-        if layer.bias_k is not None or layer.add_zero_attn:
-            raise EvclError("attention with add_bias_kv or add_zero_attn has no Bayesian form: leave them out")
         self.batch_first, self.num_heads = layer.batch_first, layer.num_heads
         width, packed = layer.embed_dim, layer.in_proj_weight
         own = [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
@@ -100,6 +98,11 @@ class MultiheadAttention(Attention, Composite):
     def combine(self, y: Tensor) -> Tensor:
         out: Tensor = self.out_proj(y)
         return out
+
+
+def more_keys(layer: nn.Module) -> bool:
+    """Whether it is attention with keys that are no projections, which its Bayesian form does not have."""
+    return isinstance(layer, nn.MultiheadAttention) and (layer.bias_k is not None or layer.add_zero_attn)
 
 
 def _projection(weight: Tensor, bias: Tensor | None, rows: slice | None = None) -> Linear:

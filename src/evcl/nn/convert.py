@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, unknown
-from evcl.nn.attention import MultiheadAttention
+from evcl.nn.attention import MultiheadAttention, more_keys
 from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film, film_weights
 from evcl.nn.initial import log_stds
@@ -120,8 +120,14 @@ def bayesianize(
     conversion = _Conversion(module, Weights(replicas), generators, *chosen, unsupported, film)
     trunk = conversion(module, copied(module), "")
     conversion.check()
-    if conversion.frozen:
-        warnings.warn(conversion.frozen_message(), UserWarning, stacklevel=2)
+    if names := [f"{name!r} ({kind})" for name, kind in conversion.frozen.items()]:
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        warnings.warn(
+            f"unsupported='deterministic' leaves these weights fixed at their present values: {', '.join(names[:8])}"
+            f"{more}. Leave it out, and they learn, drawn once per batch",
+            UserWarning,
+            stacklevel=2,
+        )
     for part in trunk.modules():
         part._buffers.update({key: b.contiguous() for key, b in part._buffers.items() if b is not None})  # for a file
     trunk = trunk.to(device=device, dtype=dtype).eval()
@@ -199,7 +205,7 @@ class _Conversion:
             form, trainable = _form(plain), [p.requires_grad for p in plain.parameters()]
             if form is None or not self._chosen(path) or not (any(trainable) or not trainable):
                 self.done[id(plain)] = self._kept(plain, copied, path, second)
-            elif not all(trainable) or vars(plain)["_forward_pre_hooks"] or plain._forward_hooks or _unusual(plain):
+            elif not all(trainable) or vars(plain)["_forward_pre_hooks"] or plain._forward_hooks or more_keys(plain):
                 self.done[id(plain)] = self._kept(plain, copied, path, second, direct=True)
             else:
                 made = self._taken_up(form(plain), path, second, type(plain))
@@ -237,14 +243,6 @@ class _Conversion:
             raise EvclError(f"{name!r} is tied to a weight of {self.fixed[name]!r}: choose both, or leave out both")
         if self.film and not self.sites:
             raise EvclError("film needs a linear layer or a convolution in the network, and this network has none")
-
-    def frozen_message(self) -> str:
-        names = [f"{name!r} ({kind})" for name, kind in self.frozen.items()]
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        return (
-            f"unsupported='deterministic' leaves these weights fixed at their present values: {', '.join(names[:8])}"
-            f"{more}. Leave it out, and they learn, drawn once per batch"
-        )
 
     def _chosen(self, path: str) -> bool:
         self.seen.append(path)
@@ -353,11 +351,6 @@ class _Conversion:
         raise EvclError(
             f"{path!r} ({type(plain).__name__}) {why}: leave it out (skip={path!r}), or register a Bayesian form for it"
         )
-
-
-def _unusual(layer: nn.Module) -> bool:
-    """Whether a layer has options that its Bayesian form does not have, so that it has to be used as it is."""
-    return isinstance(layer, nn.MultiheadAttention) and (layer.bias_k is not None or layer.add_zero_attn)
 
 
 def _as_indices(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

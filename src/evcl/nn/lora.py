@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, unknown
 from evcl._core.randomness import Purpose, generator
-from evcl.nn.attention import Attention
+from evcl.nn.attention import Attention, more_keys
 from evcl.nn.layers import Linear
 
 USUAL = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "q", "v")  # names of these projections in the field
@@ -120,9 +120,8 @@ class LoRA:
 
 
 def _can(module: nn.Module) -> bool:
-    if type(module) is nn.MultiheadAttention:
-        return module.bias_k is None and not module.add_zero_attn
-    return type(module) in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    kinds = nn.Linear, nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear
+    return type(module) in kinds and not more_keys(module)
 
 
 def _rows(lora: LoRA, path: str, ins: int, turn: int) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl.posterior.gaussian import Gaussian
 
 SLACK = 1e-5  # relative error of sums kept in float32, up to which a difference of them counts as 0
 
@@ -50,6 +51,35 @@ class ClassMeans:
             what = "the inputs of some examples are too large beside the others to learn a likelihood per class"
             raise EvclError(f"{what}: scale them, or leave these examples out")
         return root
+
+    def solved(self, v: Tensor) -> Tensor:
+        """S^-1 v_c for each class, v [R, C, D]."""
+        return torch.cholesky_solve(v.mT, self.root).mT
+
+    def precision_times(self, v: Tensor) -> Tensor:
+        """n_c S^-1 v_c for each class, v [R, C, D]."""
+        return self.count.unsqueeze(2) * self.solved(v)
+
+    def draw(self, z: Tensor) -> Tensor:
+        """The means that standard normal numbers z [R, C, D] stand for."""
+        return self.mean + z @ self.root.mT / self.count.sqrt().unsqueeze(2)
+
+    def kl(self, prior: ClassMeans) -> Tensor:
+        """[R]: KL(self || prior), summed over the classes.
+
+        2 KL_c = tr(n0 S0^-1 S / n) - D + n0 d^T S0^-1 d + log |S0| - log |S| + D log(n / n0),   d the means apart
+        """
+        ratio, away = prior.count / self.count, self.mean - prior.mean
+        traces = torch.cholesky_solve(self.root, prior.root).mul(self.root).sum((1, 2)).unsqueeze(1)
+        log_dets = [2 * one.root.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True) for one in (prior, self)]
+        pulled = (away * prior.precision_times(away)).sum(2)
+        d = self.mean.shape[2]
+        return 0.5 * (ratio * traces - d + pulled + log_dets[0] - log_dets[1] - d * ratio.log()).sum(1)
+
+    def views(self) -> dict[str, Gaussian]:
+        """The marginals of the class means."""
+        variance = self.root.square().sum(2).unsqueeze(1) / self.count.unsqueeze(2)
+        return {"mean": Gaussian(self.mean, 0.5 * variance.log())}
 
     def plus(self, rows: ClassMeans) -> ClassMeans:
         """The posterior after more rows."""

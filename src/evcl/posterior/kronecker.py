@@ -1,7 +1,8 @@
-"""Precisions over the weights [W, b] of a layer that are a Kronecker product G (x) A, or a sum of them.
+"""A Gaussian whose precision, over the weights [W, b] of a layer, is a Kronecker product G (x) A, or a sum of them.
 
 With D [o, i] a change of [W, b], the precision times D is sum_k G_k D A_k, and a draw from one product is
-L_G Z L_A^T, with L_G L_G^T = G^-1, L_A L_A^T = A^-1 and Z standard normal.
+L_G Z L_A^T, with L_G L_G^T = G^-1, L_A L_A^T = A^-1 and Z standard normal. Of two products, one basis makes both
+diagonal: so their sum, or difference, is solved exactly.
 
 One product stands for the factors (A, G) of earlier evidence and (B, H) of new evidence:
 
@@ -13,6 +14,8 @@ One product stands for the factors (A, G) of earlier evidence and (B, H) of new 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -20,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.errors import EvclError
+from evcl.posterior.gaussian import Gaussian
 from evcl.posterior.layout import Layout
 
 TINY = 1e-30
@@ -67,30 +72,64 @@ class Block(NamedTuple):
 
 
 class Root(NamedTuple):
-    """The inverse of a product G (x) A is (L (x) R) (L (x) R)^T: L [R, o, o]; R [R, i, i], or [R, i] if diagonal."""
+    """The inverse of one product, or of the sum of two, is (L (x) R) diag(1 / scale) (L (x) R)^T: L [R, o, o]; R
+    [R, i, i], or [R, i] if it is diagonal; scale [R, o, i], or None if it is 1.
+    """
 
     left: Tensor
     right: Tensor
+    scale: Tensor | None = None
 
     @classmethod
     def of(cls, a: Tensor, g: Tensor) -> Root:
-        """From A [R, 1, ...] and G [R, 1, o, o]."""
-        return cls(inverse_root(g[:, 0]), a[:, 0].rsqrt() if a.dim() == 3 else inverse_root(a[:, 0]))
+        """From A [R, K, ...] and G [R, K, o, o], of which the first must be positive definite."""
+        if a.shape[1] > 2:
+            raise EvclError(f"a sum of {a.shape[1]} Kronecker products has no root: merge them into one")
+        root = cls(inverse_root(g[:, 0]), a[:, 0].rsqrt() if a.dim() == 3 else inverse_root(a[:, 0]))
+        if a.shape[1] == 1:
+            return root
+        u, left = torch.linalg.eigh(root.left.mT @ g[:, 1] @ root.left)
+        if a.dim() == 3:
+            return cls(root.left @ left, root.right, 1 + u.unsqueeze(2) * (a[:, 1] / a[:, 0]).unsqueeze(1))
+        v, right = torch.linalg.eigh(root.right.mT @ a[:, 1] @ root.right)
+        return cls(root.left @ left, root.right @ right, 1 + u.unsqueeze(2) * v.unsqueeze(1))
 
     def drawn(self, z: Tensor) -> Tensor:
-        """L Z R^T for Z [R, o, i]."""
-        z = self.left @ z
+        """L Z R^T for Z [R, o, i], after a division by the root of the scale."""
+        z = self.left @ (z if self.scale is None else z * self.scale.rsqrt())
         return z * self.right.unsqueeze(1) if self.right.dim() == 2 else z @ self.right.mT
 
     def solved(self, d: Tensor) -> Tensor:
         """The inverse times D [R, o, i]."""
+        if self.scale is not None:
+            d = self.left.mT @ d
+            d = d * self.right.unsqueeze(1) if self.right.dim() == 2 else d @ self.right
+            return self.drawn(d * self.scale.rsqrt())
         d = self.left @ (self.left.mT @ d)
         return d * self.right.square().unsqueeze(1) if self.right.dim() == 2 else d @ self.right @ self.right.mT
+
+    def traced(self, h: Tensor, b: Tensor) -> Tensor:
+        """[R]: the trace of the inverse times H (x) B."""
+        left = (self.left * (h @ self.left)).sum(1)
+        right = self.right.square() * b if self.right.dim() == 2 else (self.right * (b @ self.right)).sum(1)
+        every = left.unsqueeze(2) * right.unsqueeze(1)
+        found: Tensor = (every if self.scale is None else every / self.scale).sum((1, 2))
+        return found
 
     def marginals(self) -> Tensor:
         """[R, o, i]: the diagonal of the inverse."""
         left, right = self.left.square(), self.right.square()
-        return left.sum(2, keepdim=True) * (right if right.dim() == 2 else right.sum(2)).unsqueeze(1)
+        if self.scale is None:
+            return left.sum(2, keepdim=True) * (right if right.dim() == 2 else right.sum(2)).unsqueeze(1)
+        found = left @ (1 / self.scale)
+        return found * right.unsqueeze(1) if right.dim() == 2 else found @ right.mT
+
+    def log_det(self) -> Tensor:
+        """[R]: the log determinant of the product or sum, whose inverse this is."""
+        o, i = self.left.shape[1], self.right.shape[1]
+        right = self.right.abs().log().sum(1) if self.right.dim() == 2 else torch.linalg.slogdet(self.right)[1]
+        found: Tensor = -2 * (i * torch.linalg.slogdet(self.left)[1] + o * right)
+        return found if self.scale is None else found + self.scale.log().sum((1, 2))
 
 
 def inverse_root(matrix: Tensor) -> Tensor:
@@ -99,6 +138,92 @@ def inverse_root(matrix: Tensor) -> Tensor:
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     root: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False).mT
     return root
+
+
+@dataclass(frozen=True)
+class KroneckerGaussian:
+    """N(mean, L^-1): the precision L has Kronecker products for the blocks that have factors, and `rest` [R, P] for the
+    other weights, where it is above 0. `mean` is [R, P].
+    """
+
+    mean: Tensor
+    layout: Layout
+    blocks: Mapping[str, Block]
+    factors: Factors
+    rest: Tensor
+
+    def precision_times(self, v: Tensor) -> Tensor:
+        """L v, for v [R, P]."""
+        return self._mapped(self.rest * v, lambda key, d: times(*self.factors[key], d), v)
+
+    def draw(self, z: Tensor) -> Tensor:
+        """The weights that standard normal numbers z [R, P] stand for."""
+        roots = self.roots()
+        return self.mean + self._mapped(z * self._inverse(self.rest).sqrt(), lambda key, d: roots[key].drawn(d), z)
+
+    def marginals(self) -> Gaussian:
+        """The Gaussian of each weight alone."""
+        roots = self.roots()
+        variance = self._mapped(self._inverse(self.rest), lambda key, d: roots[key].marginals(), self.rest)
+        return Gaussian(self.mean, 0.5 * variance.log(), self.layout)
+
+    def views(self) -> dict[str, Gaussian]:
+        """The marginals of the weights of each name, [R, *shape]."""
+        return self.marginals().views()
+
+    def kl(self, prior: KroneckerGaussian) -> Tensor:
+        """[R]: KL(self || prior) = 1/2 [tr(L_0 L^-1) - P + d^T L_0 d + log |L| - log |L_0|], d the means apart."""
+        away, ratio = self.mean - prior.mean, torch.where(self.rest > 0, prior.rest / self.rest, 1.0)
+        total = (away * prior.precision_times(away)).sum(1) + (ratio - 1 - ratio.log()).sum(1)
+        others = prior.roots()
+        for key, root in self.roots().items():
+            traces = [root.traced(h, b) for b, h in zip(*(one.unbind(1) for one in prior.factors[key]), strict=True)]
+            total = total + sum(traces) - root.left.shape[1] * root.right.shape[1]
+            total = total + root.log_det() - others[key].log_det()
+        return 0.5 * total
+
+    def plus(self, evidence: KroneckerGaussian, how: str = "nearest") -> KroneckerGaussian:
+        """The posterior after more evidence. Its mean is that of the exact sum; the factors become one product as `how`
+        says (see the top of this file).
+        """
+        factors = {key: merged(pair, evidence.factors[key], how) for key, pair in self.factors.items()}
+        return replace(self._with(evidence, 1), factors=factors)
+
+    def minus(self, evidence: KroneckerGaussian) -> KroneckerGaussian:
+        """The posterior without this evidence, a difference of products; refused if that is no precision."""
+        return self._with(evidence, -1)
+
+    def roots(self) -> dict[str, Root]:
+        return {key: Root.of(*pair) for key, pair in self.factors.items()}
+
+    def _with(self, evidence: KroneckerGaussian, sign: int) -> KroneckerGaussian:
+        both = {}
+        for key, pair in self.factors.items():
+            b, h = evidence.factors[key]
+            both[key] = merged(pair, (b, sign * h), "tasks")
+        whole = replace(self, factors=both, rest=self.rest + sign * evidence.rest)
+        roots = whole.roots()
+        least = {key: float(root.scale.min()) for key, root in roots.items() if root.scale is not None}
+        if bool((self.rest > 0).any()):
+            least["weights without factors"] = float((whole.rest / self.rest)[self.rest > 0].min())
+        for key, value in least.items():
+            if not value > 0:
+                what = f"relative to what it is, the precision of {key!r} would have the eigenvalue {value:.3g}"
+                raise EvclError(f"{what}: this evidence is not in there")
+        pull = sign * evidence.precision_times(evidence.mean - self.mean)
+        moved = whole._mapped(pull * self._inverse(whole.rest), lambda key, d: roots[key].solved(d), pull)
+        return replace(whole, mean=self.mean + moved)
+
+    def _mapped(self, found: Tensor, change: Callable[[str, Tensor], Tensor], flat: Tensor) -> Tensor:
+        """`found` [R, P] plus, for each block, its D in `flat` changed."""
+        for key, (_, g) in self.factors.items():
+            block = self.blocks[key]
+            block.add(self.layout, found, change(key, block.matrix(self.layout, flat, g.shape[-1])))
+        return found
+
+    @staticmethod
+    def _inverse(rest: Tensor) -> Tensor:
+        return torch.where(rest > 0, 1 / rest, 0.0)
 
 
 def times(a: Tensor, g: Tensor, d: Tensor) -> Tensor:

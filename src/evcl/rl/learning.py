@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,13 +79,6 @@ class _Work:
             self.learning.load(tensors)
 
 
-class GoingOn(TypedDict, total=False):
-    """Agents that `learn` goes on with, and the first task that they learn."""
-
-    agent: Agent | None
-    first: int
-
-
 def learn(
     stream: Stream,
     method: str | Method,
@@ -94,7 +87,8 @@ def learn(
     device: str = "cpu",
     on_progress: Callable[[int, float, Tensor | None], object] = lambda task, done, returns: None,
     saver: Writer | None = None,
-    **going_on: Unpack[GoingOn],
+    agent: Agent | None = None,
+    first: int = 0,
 ) -> StreamOutcome:
     """Learn the tasks of a stream one after another, with one agent per seed, side by side.
 
@@ -105,7 +99,6 @@ def learn(
     already, pass it, and the `first` task to learn; its returns are measured before that, too.
     """
     begun = time.monotonic()
-    agent, first = going_on.get("agent"), going_on.get("first", 0)
     work = _Work(agent or Agent(stream, method, settings, seeds, device), first)
     if (saver is None or not saver.resume(work)) and first > 0 and not work.agent.method.needs_task:
         _measure(work, first - 1)  # what the agent can do already

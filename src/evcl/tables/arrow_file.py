@@ -14,7 +14,7 @@ import numpy as np
 
 from evcl._core.bounds import MOST_COLUMNS, MOST_TEXT, ROWS_A_PIECE, rows_a_piece
 from evcl._core.errors import extra
-from evcl.tables.source import Dialect, Source, Values, bad, listed
+from evcl.tables.source import Dialect, Source, Values, bad, line_of, listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -276,7 +276,3 @@ class DuckDb(ArrowSource):
 def is_text(pa: ModuleType, kind: pa.DataType) -> bool:
     """Whether a column of this type of pyarrow holds text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def line_of(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -13,7 +13,7 @@ from typing import Any
 from evcl._core.bounds import rows_a_piece
 from evcl._core.errors import EvclError, extra
 from evcl.data.formats import BROKEN
-from evcl.tables.source import Dialect, Piece, bad
+from evcl.tables.source import Dialect, Piece, bad, line_of
 from evcl.tables.survey import TextSource
 
 
@@ -22,7 +22,7 @@ class ExcelFile(TextSource):
 
     def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         super().__init__(path, dialect)
-        with self._rows() as rows, _quiet():
+        with self._rows() as rows, warnings.catch_warnings(action="ignore"):
             _, header = next(rows, (1, []))
         while header and not header[-1]:
             header.pop()
@@ -45,7 +45,7 @@ class ExcelFile(TextSource):
             from openpyxl import load_workbook
             from openpyxl.utils.exceptions import InvalidFileException
         try:
-            with _quiet():
+            with warnings.catch_warnings(action="ignore"):  # of styles and the like that openpyxl does not know
                 book = load_workbook(self.path, read_only=True, data_only=True)
             if not book.worksheets:
                 bad(self.path, "it has no sheet of cells")
@@ -59,15 +59,14 @@ class ExcelFile(TextSource):
         except EvclError:
             raise
         except (*BROKEN, InvalidFileException, KeyError, AttributeError, TypeError) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            bad(self.path, f"it is truncated or not an Excel file ({why})")
+            bad(self.path, f"it is truncated or not an Excel file ({line_of(error)})")
 
     def cells(self, names: Collection[str]) -> Iterator[Piece]:
         wanted = [(i, name) for i, name in enumerate(self._names) if name in names]
         with self._rows() as rows:
             next(rows, None)
             while True:
-                with _quiet():
+                with warnings.catch_warnings(action="ignore"):
                     some = list(islice(rows, rows_a_piece(len(self._names))))
                 if not some:
                     return
@@ -77,14 +76,6 @@ class ExcelFile(TextSource):
                 found = {name: [row[i] if i < len(row) else "" for _, row in some] for i, name in wanted}
                 places = [f"row {number}" for number, _ in some]
                 yield Piece({}, places.__getitem__, len(some), found)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without openpyxl's warnings of styles and the like that it does not know."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _text(cell: Any) -> str:

@@ -6,7 +6,7 @@ import csv
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ def writing(path: Path, into: Path, keep_formulas: bool = False) -> Iterator[_Cs
     writes to the file `into`, or to standard output.
     """
     if path.suffix.lower() == ".parquet":
-        with _Parquet(into) as writer:
+        with closing(_Parquet(into)) as writer:
             yield writer
         return
     with nullcontext(sys.stdout) if path == STANDARD else into.open("w", encoding="utf-8", newline="") as file:
@@ -94,10 +94,7 @@ class _Parquet:
         self._path, self._pa, self._pq = path, pa, pq
         self._writer: Any = None
 
-    def __enter__(self) -> _Parquet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 

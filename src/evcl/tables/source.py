@@ -134,6 +134,11 @@ def bad(path: Path, *what: str) -> NoReturn:
     raise EvclError(f"{path}: {': '.join(what)}")
 
 
+def line_of(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def plural(count: int, what: str) -> str:
     """The number of things, in words: 1 row, 2 rows, 3 classes, 4 categories."""
     if count != 1:
