@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
+from checks import run_of
 
 import evcl
 from evcl._core.randomness import generator
-from evcl._core.settings import resolve
 from evcl.methods import METHODS, TaskData
 from evcl.nn import Gaussian
-from evcl.training import Run
 
 INPUTS, HIDDEN, EXAMPLES = 6, 12, 60
 USUAL = {"epochs": 8, "batch_size": 20, "coreset_size": 5, "memory": 10, "generator_width": 20}
@@ -60,11 +59,7 @@ def made(method, device="cpu", heads=(2, 2), **given):
     usual = USUAL if method in OWN_STEPS else {**USUAL, "lr": LR, "lr_schedule": "constant"}
     usual = {**usual, **OWN.get(method, {})}
     chosen = {**{name: value for name, value in usual.items() if name in known}, **given}
-    run = Run(
-        evcl.nn.mlp(INPUTS, [HIDDEN]), METHODS[method], [resolve(method, known, chosen)], [0], draw=True, device=device
-    )
-    run.add_heads(HIDDEN, list(heads))
-    return run
+    return run_of(method, evcl.nn.mlp(INPUTS, [HIDDEN]), chosen, heads=(HIDDEN, heads), device=device)
 
 
 def second_task(method, device="cpu"):

@@ -330,8 +330,8 @@ def reader(method="evcl", **options):
 
 
 @pytest.mark.parametrize("method", ["evcl", "er", "ewc"])
-def test_sequences_of_different_lengths_are_padded_and_masked(method):
-    """Kept examples, a new task with longer sequences, and predictions of shorter ones."""
+def test_sequences_of_different_lengths_are_padded_and_masked(method, tmp_path):
+    """Kept examples, a new task with longer sequences, predictions of shorter ones, and a file."""
     learner = reader(method, **({"memory": 20} if method == "er" else {}))
     for k in range(3):
         x, y = sentences(seed=k)
@@ -343,6 +343,12 @@ def test_sequences_of_different_lengths_are_padded_and_masked(method):
     rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(one) for one in x], True)
     named = {"ids": rows, "mask": rows > 0}
     assert learner.predict_proba(named, task=0).numpy() == pytest.approx(learner.predict_proba(x, task=0), abs=1e-6)
+    learner.save(tmp_path / "model.safetensors")
+    again = evcl.load(tmp_path / "model.safetensors", quietly(Reader))
+    assert np.array_equal(again.predict_proba(x, task=0), learner.predict_proba(x, task=0))
+    for each in (learner, again):
+        each.learn((x[:20], y[:20]), task="more")
+    assert same(learner, again)
 
 
 def test_batches_may_have_different_lengths():

@@ -89,11 +89,11 @@ def by_hand(module, network, x, task, r=0):
         scale, shift = network.task_weights.table[r, task, :, span]
         path, _, key = name.rpartition(".")
         owner, other = module.get_submodule(path), key.replace("weight", "bias")
-        weight, bias = owner._parameters[key], owner._parameters[other]
+        weight, bias = getattr(owner, key), getattr(owner, other)
         axes = [1] * (weight.dim() - 1)
         bias = shift if bias is None else bias * scale + shift
-        owner._parameters[key] = nn.Parameter(weight.detach() * scale.view(-1, *axes))
-        owner._parameters[other] = nn.Parameter(bias.detach())
+        setattr(owner, key, nn.Parameter(weight.detach() * scale.view(-1, *axes)))
+        setattr(owner, other, nn.Parameter(bias.detach()))
     with torch.no_grad():
         return module(x)
 

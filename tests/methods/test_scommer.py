@@ -136,15 +136,16 @@ def test_dropout_is_heterogeneous_for_new_classes_and_semantic_for_known_ones():
     run = run_of("scommer", winners=0.5)
     r, units, m = 1, HIDDEN, 5  # 1.1 * ceil(0.5 * 7) = 4.4: five units stay
     base = torch.zeros(r, 4, units, dtype=F64)
-    base[0, 1] = torch.tensor([8, 4, 0, 0, 0, 0, 2.0])  # class 1 is known, the others are not
+    base[0, 1] = torch.tensor([8, 4, 0, 0, 0, 0, 2.0])  # classes 1 and 3 are known, the others are not
+    base[0, 3] = torch.tensor([0, 2, 6, 0, 0, 3, 0.0])
     dropping, layer = dropping_of(run, base)
     rows = torch.tensor([[0, 1, 2, EXAMPLES]])
     dropping.show(Minibatch(torch.zeros(1, 4, 5), torch.tensor([[0, 1, 1, 1]]), rows))
     uniform = torch.rand(r, 2, units, generator=torch.Generator().manual_seed(0), dtype=F64)
     layer.weights.noise = Fixed(uniform)
     kept = dropping.drop(torch.ones(1, 4, units, dtype=F64), layer)[0]
-    n, s = base[0, 1], run.settings
-    keys = -s.heterogeneous * n / 8 - (-uniform[0, 0].log()).log()
+    n, used, s = base[0, 1], base[0].sum(0), run.settings
+    keys = -s.heterogeneous * used / 8 - (-uniform[0, 0].log()).log()
     drawn = sorted(range(units), key=lambda i: -float(keys[i]))[:m]
     assert kept[0].nonzero().flatten().tolist() == sorted(drawn)
     stays = 1 - torch.exp(-s.semantic * n / 8)

@@ -17,10 +17,10 @@ from torch import nn
 import evcl
 from evcl.methods import Fitted, Round, TaskData
 from evcl.methods.data import Minibatch
+from evcl.methods.kl import kl
 from evcl.methods.label_noise import RIDGE, label_noise, tempering
 from evcl.methods.method import more_rows
 from evcl.methods.teacher import KEEN, TOLD, UNTAUGHT, USUAL, agreement, protection, unlearned
-from evcl.methods.vcl import kl
 from evcl.nn import Gaussian, he_std, outputs
 from evcl.targets import Energy, NextToken
 

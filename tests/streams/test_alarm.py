@@ -62,11 +62,9 @@ def test_the_columns_that_moved_are_named() -> None:
     y = torch.randint(0, 2, (400,), generator=source).numpy()
     z[350:, 2] += 2.0
     y[350:] = z[350:, 4] > 0  # nobody predicted this
-    for i in range(0, 350, 10):
-        e, b = Classes().derivatives(p[None, i : i + 10], y[i : i + 10])
-        found.learn(z[i : i + 10], e[0], b[0])
-    assert found.moved() == ((), ())
-    for i in range(350, 400, 10):
+    for i in range(0, 400, 10):
+        if i == 350:
+            assert found.moved() == ((), ())
         e, b = Classes().derivatives(p[None, i : i + 10], y[i : i + 10])
         found.learn(z[i : i + 10], e[0], b[0])
     columns, reasons = found.moved()

@@ -37,6 +37,11 @@ def classifier(network: Network, filter: type, memories: list[float], outputs: i
     return found
 
 
+def learned(experts: Experts, x: Array, y: Array, batch: int) -> None:
+    for i in range(0, len(x), batch):
+        experts.learn(experts.look(x[i : i + batch]), x[i : i + batch], y[i : i + batch], 1)
+
+
 def wide(x: Array) -> Array:
     return np.concatenate([x, np.ones((len(x), 1))], 1)
 
@@ -54,8 +59,7 @@ def test_a_linear_model_is_the_exact_posterior(filter: type, options: dict[str, 
     x = drawn(60, 3)
     y = x[:, :1] - 2 * x[:, 1:2] + 0.5 * drawn(60, 1, seed=1) + 1
     experts = linear(filter, [math.inf], **options)
-    for i in range(0, 60, batch):
-        experts.learn(experts.look(x[i : i + batch]), x[i : i + batch], y[i : i + batch], 1)
+    learned(experts, x, y, batch)
     own = experts.groups[0].filter
     mean, covariance = ridge(x, y, own.prior, 0.5, np.ones(60))
     assert np.abs(own.mean[0] - mean).max() < 1e-8
@@ -70,8 +74,7 @@ def test_a_linear_model_that_forgets_weighs_earlier_rows_less() -> None:
     x, memory = drawn(400, 3), 50.0
     y = x[:, :1] + 0.5 * drawn(400, 1, seed=1)
     experts = linear(LowRank, [memory], rank=4)
-    for i in range(0, 400, 8):
-        experts.learn(experts.look(x[i : i + 8]), x[i : i + 8], y[i : i + 8], 1)
+    learned(experts, x, y, 8)
     ages = np.arange(400)[::-1] // 8 + 1
     kept = (1 - 1 / memory) ** (8 * ages)
     own = experts.groups[0].filter
@@ -284,8 +287,7 @@ def test_covariances_stay_symmetric_and_positive_while_they_forget(filter: type,
     experts = classifier(default(3, 6, 0), filter, [30.0])
     x = drawn(1600, 3)
     y = (x[:, 0] * x[:, 1] > 0).astype(int)
-    for i in range(0, 1600, batch):
-        experts.learn(experts.look(x[i : i + batch]), x[i : i + batch], y[i : i + batch], 1)
+    learned(experts, x, y, batch)
     found = covariance_of(experts.groups[0].filter, 0)
     assert np.abs(found - found.T).max() < 1e-12
     assert np.linalg.eigvalsh(found).min() > 0

@@ -22,8 +22,12 @@ def whole(source, seed=0, stop=None):
 # Labels, beside River's
 
 
-def test_stagger_labels_are_rivers():
-    synth = pytest.importorskip("river.datasets.synth")
+@pytest.fixture
+def synth():
+    return pytest.importorskip("river.datasets.synth")
+
+
+def test_stagger_labels_are_rivers(synth):
     rules = synth.STAGGER()._functions
     x, y = whole(generated("stagger", Drift((0, 1, 2), (1000, 2000)), 3000))
     for row, (inputs, label) in enumerate(zip(x.view(-1, 3, 3).argmax(2).tolist(), y.tolist(), strict=True)):
@@ -31,8 +35,7 @@ def test_stagger_labels_are_rivers():
 
 
 @pytest.mark.parametrize("concept", range(4))
-def test_sea_labels_are_rivers(concept):
-    synth = pytest.importorskip("river.datasets.synth")
+def test_sea_labels_are_rivers(synth, concept):
     rows = synth.SEA(variant=concept)._threshold
     x, y = whole(generated(SEA(noise=0.0), Drift((concept,)), 2000))
     assert [a + b > rows for a, b, _ in x.double().tolist()] == y.bool().tolist()
@@ -41,8 +44,7 @@ def test_sea_labels_are_rivers(concept):
 
 
 @pytest.mark.parametrize("concept", [0, 1, 2, 3, 5, 6, 7, 8, 9])  # River's 4 compares the salary with bounds of loans
-def test_agrawal_labels_are_rivers(concept):
-    synth = pytest.importorskip("river.datasets.synth")
+def test_agrawal_labels_are_rivers(synth, concept):
     rule = synth.Agrawal()._classification_functions[concept]
     x, y = whole(generated(Agrawal(perturbation=0.0), Drift((concept,)), 2000))
     assert [rule(*row) for row in x.double().tolist()] == y.tolist()
@@ -51,8 +53,7 @@ def test_agrawal_labels_are_rivers(concept):
     assert labels.long().tolist() == [label for _, label in synth.Agrawal(concept, seed=1).take(500)]
 
 
-def test_hyperplane_labels_are_rivers():
-    synth = pytest.importorskip("river.datasets.synth")
+def test_hyperplane_labels_are_rivers(synth):
     stream = synth.Hyperplane(seed=3, n_features=10, mag_change=0.01, noise_percentage=0.0, n_drift_features=5)
     rows = iter(stream)
     first = next(rows)  # makes the weights, and moves them once
@@ -67,17 +68,15 @@ def test_hyperplane_labels_are_rivers():
     assert len(first[0]) == 10
 
 
-def test_led_digits_are_rivers():
-    synth = pytest.importorskip("river.datasets.synth")
+def test_led_digits_are_rivers(synth):
     assert SEGMENTS.long().tolist() == synth.LED._ORIGINAL_INSTANCES
     x, y = whole(generated(LED(noise=0.0), "none", 1000))
     assert bool((x[:, :7].bool() == SEGMENTS[y]).all())
     assert x[:, 7:].mean() == pytest.approx(0.5, abs=0.02)
 
 
-def test_rbf_rows_lie_as_rivers():
+def test_rbf_rows_lie_as_rivers(synth):
     """From River's own clusters, our steps make rows of the same mean and spread per class."""
-    synth = pytest.importorskip("river.datasets.synth")
     stream = synth.RandomRBF(seed_model=1, seed_sample=2, n_classes=3, n_features=4, n_centroids=6)
     theirs = list(stream.take(20_000))
     weights = torch.tensor(stream.centroid_weights, dtype=torch.float64)

@@ -265,7 +265,7 @@ def _posterior(parts: Sequence[_Part], moved: Sequence[Moved]) -> Gaussian:
     """The product of the posteriors: q_0, and the evidence by which each site's differs from it.
 
     For a weight that the base does not have, q_0 is the first prior. What rows add to a precision is in the units of
-    its memory, such as the beta that they were learned with (see methods/vcl.py): all are converted to the mean of the
+    its memory, such as the beta that they were learned with (see methods/kl.py): all are converted to the mean of the
     sites' units.
     """
     given = [part.memory.units() if hasattr(part.memory, "units") else {} for part in parts]

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from evcl.methods.coreset import with_coreset
     from evcl.methods.elastic_memory import Elastic, elastic
     from evcl.methods.importance import fisher
+    from evcl.methods.kl import KL
     from evcl.methods.label_noise import tempering
     from evcl.methods.rehearsal import with_memory
     from evcl.methods.samplers import Interleaved, Mixed
     from evcl.methods.teacher import Distillation, teach
-    from evcl.methods.vcl import KL
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -40,7 +40,7 @@ else:
             "evcl.methods.rehearsal": "with_memory",
             "evcl.methods.samplers": "Interleaved Mixed",
             "evcl.methods.teacher": "Distillation teach",
-            "evcl.methods.vcl": "KL",
+            "evcl.methods.kl": "KL",
         },
     )
 

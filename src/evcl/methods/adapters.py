@@ -17,8 +17,8 @@ from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.memories import Fresh, has_models, lasting, relaid
 from evcl.methods.memory import per_task, per_weight
-from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import with_fits
+from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.teacher import of_inner, with_fits
 from evcl.nn import Gaussian, Layout, head_names
 
 M = TypeVar("M")
@@ -94,18 +94,12 @@ def one_per_task(method: Method) -> Method:
             layout.scatter_(flat, part, values)
         return Gaussian(found[0], found[1] if len(found) > 1 else None)
 
-    log_joint = method.log_joint
-
-    def joint(remembered: Any, posterior: Gaussian, asked: Asked) -> list[Tensor] | None:
-        assert log_joint is not None
-        return log_joint(remembered.inner, posterior, asked)
-
     return replace(
         method,
         memory=memory,
         learn=learn,
         predictor=predictor,
-        log_joint=None if log_joint is None else joint,
+        log_joint=of_inner(method.log_joint),
         domains=None,  # no head is shared
         needs_task=True,
         kept_as="rows",

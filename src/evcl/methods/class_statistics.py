@@ -193,18 +193,21 @@ def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     width = side_of(common["scatter"].shape[1])
     z = (x - common["centre"][r].view(x.shape[1:])).div_(common["scale"][r])
     drawn = drawn_weights(x, x.shape[1:], width, seed, first_inputs(common, r))
-    if not drawn:
-        return F.pad(z.flatten(1), (0, width - z[0].numel()))
+    if len(drawn) != 1:
+        return features(z, drawn, width)
+    most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else CACHED
+    size = max(1, most // (len(drawn[0]) * math.prod(z.shape[2:])))
+    return torch.cat([features(some, drawn, width) for some in z.split(size)])
+
+
+def features(z: Tensor, drawn: Sequence[Tensor], width: int) -> Tensor:
+    """[N, D]: what units with these random weights make of scaled inputs z [N, ...]."""
+    if len(drawn) == 0:
+        z = z.flatten(1)
+        return F.pad(z, (0, width - z.shape[1]))
     if len(drawn) == 1:
-        (filters,) = drawn
-        most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else CACHED
-        size = max(1, most // (len(filters) * math.prod(z.shape[2:])))
-        found = z.new_empty(len(z), len(filters), GRID, GRID)
-        for into, some in zip(found.split(size), z.split(size), strict=True):
-            into.copy_(F.adaptive_avg_pool2d(F.conv2d(some, filters, padding=FIELD // 2).relu_(), GRID))
-        return found.flatten(1)
-    weight, bias = drawn
-    return (z.flatten(1) @ weight).add_(bias).relu_()
+        return F.adaptive_avg_pool2d(F.conv2d(z, drawn[0], padding=FIELD // 2).relu(), GRID).flatten(1)
+    return (z.flatten(1) @ drawn[0] + drawn[1]).relu()
 
 
 def first_inputs(common: dict[str, Tensor], r: int) -> int | None:
@@ -220,7 +223,7 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, fir
     source = generator(seed, Purpose.FEATURES)
     if width % GRID**2:  # no number of random units
         return []
-    if image(shape):
+    if len(shape) == 3 and min(shape[1:]) >= SMALLEST:
         filters = torch.randn(width // GRID**2, shape[0], FIELD, FIELD, generator=source).to(like)
         return [filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)]
     inputs = math.prod(shape)
@@ -231,10 +234,6 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, fir
         more = [torch.randn(width, generator=generator(seed, Purpose.FEATURE, i)) for i in range(at_first, inputs)]
         weight = torch.cat([weight, (torch.stack(more) / math.sqrt(at_first)).to(like)])
     return [weight, bias]
-
-
-def image(shape: Sequence[int]) -> bool:
-    return len(shape) == 3 and min(shape[1:]) >= SMALLEST
 
 
 def chunks(
@@ -305,11 +304,4 @@ class Likelihood(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = (x - self.centre) / self.scale
-        if len(self.drawn) == 0:
-            z = z.flatten(1)
-            features = F.pad(z, (0, self.width - z.shape[1]))
-        elif len(self.drawn) == 1:
-            features = F.adaptive_avg_pool2d(F.conv2d(z, self.drawn[0], padding=FIELD // 2).relu(), GRID).flatten(1)
-        else:
-            features = (z.flatten(1) @ self.drawn[0] + self.drawn[1]).relu()
-        return features @ self.weight + self.offset
+        return features(z, list(self.drawn), self.width) @ self.weight + self.offset

@@ -61,7 +61,9 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
             own = torch.arange(order.shape[1], device=order.device) % FOLDS == fold
             rest = added(rest, task, order[:, ~own], network.classes(task.head), round_.seeds)
             held.append((task, order[:, own]))
-        rest = replace(rest, common={**rest.common, "nll": _certain(nll)})  # its T is 1
+        certain = torch.full_like(nll, 1e9)  # of all temperatures but 1, so that T is 1
+        certain[:, TEMPERATURES.index(1.0)] = -1e9
+        rest = replace(rest, common={**rest.common, "nll": certain})
         for task, rows in held:
             nll += _nll(rest, task, rows[:, :MOST_HELD], round_)
         if n >= MANY:  # the rest is already counted
@@ -132,13 +134,6 @@ def _add_squares(total: Tensor, rows: Tensor) -> None:
     """Add rows^T rows to the upper triangle of a matrix, in place. The lower one is not used, and has other values."""
     for i in range(0, len(total), BLOCK):
         total[i : i + BLOCK, i:].addmm_(rows[:, i : i + BLOCK].T, rows[:, i:])
-
-
-def _certain(nll: Tensor) -> Tensor:
-    """NLLs for which the temperature is 1."""
-    found = torch.full_like(nll, 1e9)
-    found[:, TEMPERATURES.index(1.0)] = -1e9
-    return found
 
 
 def _rivals(statistics: Statistics, head: int, round_: Round) -> list[int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ from evcl._core.randomness import Noise
 from evcl._core.settings import Setting, Settings, decided
 from evcl.curvature import StepCurvature
 from evcl.methods.memory import per_weight
-from evcl.methods.method import Fit, Learned, Learning, Method, Round, Tracker
-from evcl.methods.natural import WITHOUT, NaturalRule, Source
+from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.natural import WITHOUT, AtEnd, NaturalRule, Source
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 
 ROUNDING = 1e-6
@@ -107,17 +108,6 @@ def solved(b: Tensor, spread: Tensor, rows: Tensor) -> Tensor:
     return found
 
 
-class FactorRow(Tracker):
-    """Row i of W, when the fit has ended."""
-
-    def __init__(self, made: list[KalmanRule], i: int) -> None:
-        self.made, self.i = made, i
-
-    def result(self) -> Tensor | None:
-        rows = self.made[-1].rows
-        return None if rows is None else rows[:, self.i].clone()
-
-
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     if round_.network.task_weights is not None:
         raise EvclError("ekf updates all weights by a filter, which PerTask layers are not part of: use evcl or vcl")
@@ -131,6 +121,10 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     rows = torch.stack(memory.rows or [torch.zeros_like(start.mean)] * s.rank, 1)
     made: list[KalmanRule] = []
 
+    def row(i: int) -> Tensor | None:
+        found = made[-1].rows
+        return None if found is None else found[:, i].clone()
+
     def make(q: Gaussian, variance: Tensor, *rest: Any) -> KalmanRule:
         assert q.layout is not None
         assert u is not None
@@ -138,7 +132,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
         made.append(KalmanRule(q, variance, *rest, before=whole.gather(rows, q.layout)))
         return made[-1]
 
-    trackers = [FactorRow(made, i) for i in range(s.rank)]
+    trackers = [AtEnd(partial(row, i)) for i in range(s.rank)]
     fitted = yield Fit(round_.tasks, start=start, rule=make, trackers=trackers, capture=False)
     new = torch.stack([row for row in fitted.tracked if row is not None], 1)  # 0 for weights that the fit did not use
     belief = narrower(fitted.q, (rows * (1 - fitted.used)).square().sum(1))  # these keep the diagonal of W^T W

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from evcl._core.settings import ELASTIC, Settings
 from evcl.methods.elastic_memory import FISHER, Importance, Memory
+from evcl.methods.kl import betas, kl
 from evcl.methods.label_noise import tempering
 from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round
-from evcl.methods.vcl import betas, kl
 
 
 def learn(memory: Memory, round_: Round, s: Settings, past: Past = ALONE, by: Importance = FISHER) -> Learning:

@@ -28,12 +28,12 @@ from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.evcl_er import SHARE
 from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.generator import begun, retrained
+from evcl.methods.kl import betas, first_precision, kl
 from evcl.methods.kronecker import MEASURES
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Round
 from evcl.methods.teacher import protection, unlearned
-from evcl.methods.vcl import betas, first_precision, kl
 from evcl.nn import Gaussian
 
 

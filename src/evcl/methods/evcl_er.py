@@ -57,12 +57,12 @@ from evcl.methods import evcl, task_inference
 from evcl.methods.composed import DISTILLED, EVCL
 from evcl.methods.data import TaskData
 from evcl.methods.kronecker import MEASURES
-from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Newcomer, Past, Round
+from evcl.methods.method import Fit, Learned, Learning, Method, Past, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, class_counts, replaying, weighted
 from evcl.methods.task_inference import counting, trainable
-from evcl.methods.teacher import Distillation, column, with_fits
+from evcl.methods.teacher import Distillation, column, of_inner, with_fits
 from evcl.methods.terms import Number
-from evcl.nn import Gaussian, head_names, outputs
+from evcl.nn import head_names, outputs
 
 UNKNOWN = -1e9  # the logit of a class whose probability is 0
 INPUTS = 10_000  # maximum number of kept rows and mixtures, unless more rows are kept
@@ -83,14 +83,6 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     rehearsal = rehearsal.after(round_, s)
     inner = counting(learned.memory, round_, s)
     return Learned(learned.posterior, Memory(inner, rehearsal))
-
-
-def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
-    return task_inference.log_joint(memory.inner, q, asked)
-
-
-def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[Tensor, Tensor] | None:
-    return task_inference.domains(memory.inner, q, asked, task)
 
 
 def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -203,6 +195,7 @@ def with_replay(method: Method, **changes: Any) -> Method:
     if method.learn is not EVCL.learn:
         raise EvclError(f'{method.name} has a `learn` of its own, which evcl-er\'s would replace: set kept_as="rows"')
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
+    log_joint, domains = of_inner(method.log_joint), of_inner(method.domains)
     replayed = replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings)
     return replace(replayed, **changes)
 

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
 from evcl.methods.composed import with_film
+from evcl.methods.kl import first_precision, kl
 from evcl.methods.label_noise import tempering
 from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round
 from evcl.methods.redraw import REDRAW, redrawn
 from evcl.methods.teacher import with_distillation
 from evcl.methods.terms import Number, Spring, Springs
-from evcl.methods.vcl import Memory, first_precision, kl
+from evcl.methods.vcl import Memory
 from evcl.nn import Gaussian
 
 

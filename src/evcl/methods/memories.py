@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from evcl import posterior
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
-from evcl.methods.memory import HOW, Another, ByKey, KeptExamples, Model, PerWeight, Start
+from evcl.methods.memory import HOW, Another, ByKey, KeptExamples, Model, PerWeight
 from evcl.nn import Gaussian, Layout
 from evcl.posterior import Extending
 
@@ -24,19 +23,21 @@ M = TypeVar("M")
 # --- walking over values ---------------------------------------------------------------------------------------------
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested structure with `change` applied to every tensor."""
+def mapped(
+    value: Any, change: Callable[[Tensor], Tensor], gaussian: Callable[[Gaussian], Gaussian] | None = None
+) -> Any:
+    """The same nested structure with `change` applied to every tensor, and `gaussian`, if given, to every Gaussian."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, posterior.Gaussian):
-        return value.map(change, value.layout)
+    if isinstance(value, Gaussian):
+        return value.map(change, value.layout) if gaussian is None else gaussian(value)
     if isinstance(value, Mapping):
-        return {key: mapped(one, change) for key, one in value.items()}
+        return {key: mapped(one, change, gaussian) for key, one in value.items()}
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-        return type(value)(mapped(one, change) for one in value)
+        return type(value)(mapped(one, change, gaussian) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
         own = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
-        return replace(value, **{name: mapped(one, change) for name, one in own.items()})
+        return replace(value, **{name: mapped(one, change, gaussian) for name, one in own.items()})
     return value
 
 
@@ -81,13 +82,6 @@ class Fresh(NamedTuple):
     prior: Gaussian
     posterior: Gaussian
 
-    def of(self, start: Start, kind: type) -> Any:
-        """The initial value that `start` names, as a Gaussian or as a tensor."""
-        gaussian = self.posterior if start == "posterior" else self.prior
-        if kind is Gaussian:
-            return gaussian
-        return torch.zeros_like(gaussian.mean) if start == "zero" else gaussian.mean
-
 
 def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) -> M:
     """The memory before the first task. `another(field, make)` makes a second network."""
@@ -99,8 +93,13 @@ def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) ->
         elif isinstance(how, Another):
             values[one.name] = another(one.name, how.make)
         elif isinstance(how, PerWeight):
-            several = how.kind in (tuple, dict)
-            values[one.name] = how.kind() if several else mapped(fresh.of(how.start, how.kind), Tensor.clone)
+            start = fresh.posterior if how.start == "posterior" else fresh.prior
+            if how.kind in (tuple, dict):
+                values[one.name] = how.kind()
+            elif how.kind is Gaussian:
+                values[one.name] = mapped(start, Tensor.clone)
+            else:
+                values[one.name] = torch.zeros_like(start.mean) if how.start == "zero" else start.mean.clone()
     return cls(**values)
 
 
@@ -125,7 +124,18 @@ def relaid(memory: M, extended: Extending, fresh: Fresh, grown: Callable[[Model]
     def change(how: object, value: Any) -> object:
         if isinstance(how, Another):
             return grown(value)
-        return _weights(how, value, fresh, extended) if isinstance(how, PerWeight) else value
+        if not isinstance(how, PerWeight):
+            return value
+        new = fresh.posterior if how.start == "posterior" else fresh.prior
+
+        def extended_gaussian(q: Gaussian) -> Gaussian:
+            log_std = None
+            if q.log_std is not None and new.log_std is not None:
+                log_std = extended(q.log_std, new.log_std)
+            return Gaussian(extended(q.mean, new.mean), log_std)
+
+        start = torch.zeros_like(new.mean) if how.start == "zero" else new.mean
+        return mapped(value, lambda t: extended(t, start), extended_gaussian)
 
     return each(memory, change)
 
@@ -150,20 +160,6 @@ def with_inputs(memory: M, count: int) -> M:
         elif isinstance(how, Another) or (isinstance(how, ByKey) and how.inputs and value):
             raise EvclError(f"what it remembers as {name!r} depends on the number of inputs")
     return replace(memory, **values)  # type: ignore[type-var]
-
-
-def _weights(how: PerWeight, value: Any, fresh: Fresh, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return fill(value, fresh.of(how.start, Tensor))
-    if isinstance(value, posterior.Gaussian):
-        start = fresh.of(how.start, Gaussian)
-        log_std = None if value.log_std is None else fill(value.log_std, start.log_std)
-        return Gaussian(fill(value.mean, start.mean), log_std)
-    if isinstance(value, Mapping):
-        return {key: _weights(how, one, fresh, fill) for key, one in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_weights(how, one, fresh, fill) for one in value)
-    return value
 
 
 def kept_examples(memory: object) -> list[TaskData]:
@@ -237,21 +233,18 @@ def rescaled(
     must to kept examples.
     """
 
-    def weights(how: PerWeight, value: Any) -> Any:
-        if isinstance(value, posterior.Gaussian):
-            log_std = None if value.log_std is None else value.log_std + factor.log()
-            return Gaussian(factor * value.mean + shift, log_std, value.layout)
-        if isinstance(value, Mapping):
-            return {key: weights(how, one) for key, one in value.items()}
-        if isinstance(value, (tuple, list)):
-            return type(value)(weights(how, one) for one in value)
-        if how.start != "zero":  # values of weights
-            return factor * value + shift
-        return value if how.high == 1 else value / factor.square()  # or marks of weights
+    def gaussian(q: Gaussian) -> Gaussian:
+        log_std = None if q.log_std is None else q.log_std + factor.log()
+        return Gaussian(factor * q.mean + shift, log_std, q.layout)
 
     def one(how: object, value: Any) -> object:
-        if isinstance(how, PerWeight):
-            return weights(how, value)
-        return tuple(map(change, value)) if isinstance(how, KeptExamples) else value
+        if isinstance(how, KeptExamples):
+            return tuple(map(change, value))
+        if not isinstance(how, PerWeight):
+            return value
+        if how.start != "zero":  # values of weights
+            return mapped(value, lambda t: factor * t + shift, gaussian)
+        marks = how.high == 1
+        return mapped(value, lambda t: t if marks else t / factor.square(), gaussian)
 
-    return weights(PerWeight(Gaussian, "posterior", 0, 0), q), each(memory, one)
+    return gaussian(q), each(memory, one)

@@ -18,9 +18,10 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, TRAINING, Setting, Settings, decided
-from evcl.methods.method import ALONE, Fit, Learned, Learning, Round
+from evcl.methods.kl import kl
+from evcl.methods.method import ALONE, Fit, Learned, Learning, Round, Tracker
 from evcl.methods.terms import Springs
-from evcl.methods.vcl import Memory, kl
+from evcl.methods.vcl import Memory
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 
 Source = Callable[[Tensor, Noise], Tensor]
@@ -109,6 +110,16 @@ WITHOUT: dict[str, Setting | None] = {
 NO_MEMORY = "its update rule computes the posterior from the rows of the new task"
 ENOUGH = 1000  # rows; beta is smaller for fewer
 MOST = 0.16  # of a rate that was raised for a short task
+
+
+class AtEnd(Tracker):
+    """Something [R, P] of the rule, when the fit has ended."""
+
+    def __init__(self, read: Callable[[], Tensor | None]) -> None:
+        self.read = read
+
+    def result(self) -> Tensor | None:
+        return self.read()
 
 
 class Rates(NamedTuple):

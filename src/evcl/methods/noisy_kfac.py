@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -36,13 +37,13 @@ from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, Setting, Settings
 from evcl.curvature import StepCurvature, blocks
 from evcl.methods.elastic_memory import Elastic
+from evcl.methods.kl import first_precision
 from evcl.methods.kronecker import Factored
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_layer, per_weight
-from evcl.methods.method import Fit, Learned, Learning, Method, Round, Tracker
-from evcl.methods.natural import NO_MEMORY, WITHOUT, NaturalRule, Source
+from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.natural import NO_MEMORY, WITHOUT, AtEnd, NaturalRule, Source
 from evcl.methods.terms import Number, Term
-from evcl.methods.vcl import first_precision
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.posterior.kronecker import TINY, Block, Factors, Pair, Root, diagonal, merged
 
@@ -200,17 +201,6 @@ def unpacked(rows: Sequence[Tensor], known: Mapping[str, Block], layout: Layout)
     return dict(zip(known, zip(each, each, strict=True), strict=True))
 
 
-class PackedRow(Tracker):
-    """When the fit has ended: the squares, or row i of the packed factors. A tracker's result has P numbers."""
-
-    def __init__(self, made: list[NoisyKfacRule], i: int | None) -> None:
-        self.made, self.i = made, i
-
-    def result(self) -> Tensor:
-        rule = self.made[-1]
-        return rule.squares if self.i is None else rule.packed()[:, self.i]
-
-
 def of_block(block: Block, layout: Layout, prior: Tensor) -> Tensor:
     """[R, 1, 1, 1]: c^2 of a block; all its weights have the same prior."""
     return block.views(layout, prior, 1)[0][:, :1, :1].unsqueeze(3)
@@ -244,7 +234,8 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     part = network.layout.part(network.names_of(list(dict.fromkeys(task.head for task in round_.tasks))))
     known = blocks(network, part)
     numbers = sum(prod(shape) for block in known.values() for shape in shapes(block, part))
-    trackers = [PackedRow(made, i) for i in (None, *range(-(-numbers // part.size)))]
+    each = (partial(lambda i: made[-1].packed()[:, i], i) for i in range(-(-numbers // part.size)))
+    trackers = [AtEnd(lambda: made[-1].squares), *map(AtEnd, each)]
     terms = pulls(memory, old, prior, round_)
     fitted = yield Fit(round_.tasks, terms=terms, rule=make, trackers=trackers, capture=False)
     squares, *rows = (row for row in fitted.tracked if row is not None)

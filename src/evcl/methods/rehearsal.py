@@ -32,9 +32,8 @@ from evcl.methods.memory import examples, per_task
 from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
 from evcl.methods.naive import NAIVE
 from evcl.methods.samplers import Mixed
-from evcl.methods.teacher import teach, with_fits
+from evcl.methods.teacher import of_inner, teach, with_fits
 from evcl.methods.terms import Number
-from evcl.nn import Gaussian
 
 SEEN = -1  # the key of the number of all rows, in a dict by place
 REHEARSAL: dict[str, Setting] = {
@@ -241,11 +240,7 @@ def with_memory(method: Method, **changes: Any) -> Method:
         learned = yield from with_fits(method.learn(remembered.inner, round_, s), replayed)
         return Learned(learned.posterior, memory(learned.memory, remembered.rehearsal.after(round_, s)))
 
-    def predictor(remembered: Any, posterior: Gaussian, task: int | None) -> Gaussian:
-        assert method.predictor is not None
-        return method.predictor(remembered.inner, posterior, task)
-
-    wrapped = replace(method, memory=memory, learn=learn, predictor=method.predictor and predictor, log_joint=None)
+    wrapped = replace(method, memory=memory, learn=learn, predictor=of_inner(method.predictor), log_joint=None)
     return replace(wrapped, **changes)
 
 

@@ -26,12 +26,12 @@ from torch import Tensor
 from evcl._core.randomness import Purpose
 from evcl._core.settings import TRAINING, Setting, Settings
 from evcl.methods.data import TaskData, shuffled
+from evcl.methods.kl import KL, widened
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import examples, per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.samplers import Mixed
 from evcl.methods.terms import Number, Term
-from evcl.methods.vcl import KL, widened
 from evcl.nn import Gaussian
 
 HALF = 0.5  # fraction of a batch that is drawn from kept rows

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,7 @@ from evcl.methods.terms import Number
 from evcl.nn import BayesianNetwork, Gaussian, Layout, outputs
 from evcl.targets import Likelihood
 
+T = TypeVar("T")
 ASKED = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
 USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more
 UNTAUGHT = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
@@ -92,6 +93,11 @@ def with_distillation(method: Method, familiar: Familiar | None = None, **defaul
 
     own = {name: replace(DISTILLATION[name], default=value) for name, value in defaults.items()}
     return replace(method, learn=learn, settings={**method.settings, **DISTILLATION, **own})
+
+
+def of_inner(function: Callable[..., T] | None) -> Callable[..., T] | None:
+    """A function of a memory, for a memory that has the other one in its field `inner`; None for None."""
+    return None if function is None else lambda memory, *rest: function(memory.inner, *rest)
 
 
 def with_fits(

@@ -66,7 +66,7 @@ class LoRA:
         if type(self.rank) is not int or self.rank < 1:
             raise EvclError(f"rank must be a whole number of at least 1, not {self.rank!r}")
         alpha = self.alpha
-        if alpha is not None and (type(alpha) not in (int, float) or not alpha > 0):
+        if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not alpha > 0):
             raise EvclError(f"alpha must be a number above 0, not {alpha!r}")
         if self.tasks not in ("shared", "each", "merged"):
             raise EvclError(f"tasks must be 'shared', 'each' or 'merged', not {self.tasks!r}")

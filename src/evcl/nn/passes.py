@@ -76,17 +76,14 @@ def _together(
     """
     if len(heads) < MANY or network.whole or network.beside_outputs:
         return None
-    names = [head_names(k) for k in heads]
-    first, start = layout.shapes[names[0]["weight"]], layout.spans[names[0]["weight"]].start
+    names, spans = [head_names(k) for k in heads], layout.spans
+    first, start = layout.shapes[names[0]["weight"]], spans[names[0]["weight"]].start
     size = first[0] * (first[1] + 1)
-    for i, name in enumerate(names):
-        place, shape = start + i * size, layout.shapes[name["weight"]]
-        if (
-            shape != first
-            or layout.spans[name["weight"]].start != place
-            or layout.spans[name["bias"]].stop != place + size
-        ):
-            return None
+    if any(layout.shapes[name["weight"]] != first for name in names):
+        return None
+    ends = [(spans[name["weight"]].start, spans[name["bias"]].stop) for name in names]
+    if ends != [(start + i * size, start + (i + 1) * size) for i in range(len(names))]:
+        return None
     each = weights[:, start : start + len(heads) * size].unflatten(1, (len(heads), size))
     weight, bias = each.split([first[0] * first[1], first[0]], 2)
     return weight.unflatten(2, first).flatten(1, 2).mT, bias.flatten(1).unsqueeze(1)

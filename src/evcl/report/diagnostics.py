@@ -113,10 +113,10 @@ def memory_figure(group: Group, page: bool = False) -> Figure | None:
         sheet = Sheet((0.75 * WIDTH, 2.8), page=page)
         (axes,) = sheet.panels
         for kept, mean, spread, line in points:
-            drawn = axes.errorbar(kept, mean, yerr=spread, linewidth=1.0, **sheet.look(line, 5))
+            bar = [mean - spread, mean, mean + spread]
+            (drawn,) = axes.plot([kept] * 3, bar, linewidth=1.0, markevery=[1], **sheet.look(line, 5))
             text = f"{line.label}\n{said(mean, spread or None, 2)}\n{kept:.3g} MB"
-            for artist in drawn.get_children():
-                sheet.mark(artist, line, [text])
+            sheet.mark(drawn, line, [text])
             beaten = any(one[0] <= kept and one[1] >= mean and one[3] is not line for one in points)
             if page and (len(points) <= FEW_NAMED or not beaten):
                 name = axes.annotate(line.label, (kept, mean), (7, 0), textcoords="offset points", va="center")

@@ -375,9 +375,10 @@ def _row(sheet: Sheet, panel: Axes, place: int, line: Line, one: Panel) -> None:
     mean, spread = one.scale * summary.mean, one.scale * (summary.std or 0)
     seeds = one.scale * np.array(summary.measured)
     strokes = panel.plot(seeds, np.full(len(seeds), place), "|", color=line.style.light, markersize=5, alpha=0.6)
-    drawn = panel.errorbar(mean, place, xerr=spread, linewidth=1.2, **sheet.look(line, 4.5))
+    bar = [mean - spread, mean, mean + spread]
+    drawn = panel.plot(bar, [place] * 3, linewidth=1.2, markevery=[1], **sheet.look(line, 4.5))
     text = f"{line.label}\n{one.title}: {said(mean, None if summary.std is None else spread, 3)}"
-    for artist in (*strokes, *drawn.get_children()):
+    for artist in (*strokes, *drawn):
         sheet.mark(artist, line, [text])
 
 
@@ -411,7 +412,8 @@ def _cut(sheet: Sheet, panel: Axes, lines: Sequence[Line], one: Panel) -> None:
             text, at, side = f"← {mean:.3g}".replace("-", "\N{MINUS SIGN}"), low, "left"
         else:
             continue
-        sheet.mark(panel.annotate(text, (at, place), ha=side, va="center", fontsize=7.5), line)
+        patch = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # a bar may end there
+        sheet.mark(panel.annotate(text, (at, place), ha=side, va="center", fontsize=7.5, bbox=patch), line)
 
 
 Draw = Callable[[Group, bool], "Figure | None"]

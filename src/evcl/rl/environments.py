@@ -66,23 +66,6 @@ Make = Callable[[Sequence[int], int, str, torch.device], Environments]
 """(seeds of the replicas, environments per replica, purpose, device) -> environments."""
 
 
-class Episodes:
-    """The seeds of the episodes: which episode each environment is in, and how it starts."""
-
-    def __init__(self, seeds: Sequence[int], envs: int, purpose: str) -> None:
-        self.seeds, self.envs, self.purpose = seeds, envs, purpose
-        self.number = torch.zeros(len(seeds) * envs, dtype=torch.long)
-
-    def source(self, row: int) -> torch.Generator:
-        """The generator from which the present episode of this environment starts."""
-        r, e = divmod(row, self.envs)
-        return generator(self.seeds[r], Purpose.EPISODE.of(self.purpose), e, int(self.number[row]))
-
-    def start(self, row: int) -> int:
-        """The seed from which it starts, for gymnasium's `reset`."""
-        return self.source(row).initial_seed() % 2**31
-
-
 class Gymnasium:
     """Environments with gymnasium's interface: `make()` creates one, which cuts off its episodes itself.
 
@@ -101,7 +84,8 @@ class Gymnasium:
     ) -> None:
         self.draw = draw
         self.all = [make() for _ in range(len(seeds) * envs)]
-        self.episodes, self.device = Episodes(seeds, envs, purpose), device
+        self.seeds, self.envs, self.purpose, self.device = seeds, envs, purpose, device
+        self.episode = torch.zeros(len(self.all), dtype=torch.long)  # the number of each environment's
         self.taken: list[list[Any]] = [[] for _ in self.all]  # the actions since each episode began
         self.observations = self._stacked([self._begun(i) for i in range(len(self.all))])
 
@@ -113,7 +97,7 @@ class Gymnasium:
             rows.append(seen)
             numbers.append((float(reward), float(terminated), float(truncated and not terminated)))
             if terminated or truncated:
-                self.episodes.number[i] += 1
+                self.episode[i] += 1
                 self.taken[i] = []
                 begun[i] = self._begun(i)
         last = self.observations = self._stacked(rows)
@@ -136,11 +120,11 @@ class Gymnasium:
             if one:
                 row[: len(one)] = one
         length = torch.tensor([len(one) for one in self.taken])
-        return {"episode": self.episodes.number, "length": length, "actions": torch.from_numpy(actions)}
+        return {"episode": self.episode, "length": length, "actions": torch.from_numpy(actions)}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Begin the same episodes again, and take the same actions."""
-        self.episodes.number.copy_(tensors["episode"])
+        self.episode.copy_(tensors["episode"])
         now = []
         for i, env in enumerate(self.all):
             seen, whole = self._begun(i), bool(hasattr(env.action_space, "n"))
@@ -155,7 +139,9 @@ class Gymnasium:
 
     def _begun(self, i: int) -> NDArray[np.float32]:
         seen: NDArray[np.float32]
-        seen, _ = self.all[i].reset(seed=self.episodes.start(i))
+        r, e = divmod(i, self.envs)
+        source = generator(self.seeds[r], Purpose.EPISODE.of(self.purpose), e, int(self.episode[i]))
+        seen, _ = self.all[i].reset(seed=source.initial_seed() % 2**31)
         return seen
 
     def _stacked(self, rows: list[NDArray[np.float32]]) -> Tensor:

@@ -14,7 +14,7 @@ from evcl._core.errors import EvclError, extra, unknown
 from evcl.nn import mlp
 from evcl.rl import rooms
 from evcl.rl.cartpole import Variant
-from evcl.rl.environments import Environments, Gymnasium, Make
+from evcl.rl.environments import Gymnasium, Make
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def minigrid_rooms() -> Stream:
     """A room of MiniGrid in which each task wants another thing."""
     contexts = one_hot(len(rooms.THINGS))
     made = [
-        Task(wanted, of_gymnasium(partial(rooms.room, wanted)), context)
+        Task(wanted, partial(Gymnasium, partial(rooms.room, wanted)), context)
         for wanted, context in zip(rooms.THINGS, contexts, strict=True)
     ]
     network = partial(mlp, rooms.INPUTS + len(made), [64, 64])
@@ -153,14 +153,5 @@ def from_gymnasium(
         raise EvclError(f"the tasks of a stream must have the same observations and actions, not {known}")
     inputs, size, continuous = known[0]
     width = int(torch.Size(inputs).numel())
-    made = [Task(task, of_gymnasium(make)) for task, make in tasks.items()]
+    made = [Task(task, partial(Gymnasium, make)) for task, make in tasks.items()]
     return Stream(name, made, inputs, size, network or partial(mlp, width, [64, 64]), continuous)
-
-
-def of_gymnasium(make: Callable[[], object]) -> Make:
-    """Several environments, each made by `make()`."""
-
-    def several(seeds: Sequence[int], envs: int, purpose: str, device: torch.device) -> Environments:
-        return Gymnasium(make, seeds, envs, purpose, device)
-
-    return several

@@ -19,7 +19,7 @@ from evcl.tables.source import Dialect, Piece, bad
 from evcl.tables.survey import TextSource
 
 SEPARATORS = ",;\t|"
-LARGE = 1_000_000  # bytes, from which on pyarrow reads a file, if it is installed
+LARGE = 300_000  # bytes, from which on pyarrow reads a file, if it is installed
 TRIED = 20  # the rows after the header that decide on the separator
 
 
