@@ -113,9 +113,6 @@ def _configured(options: RunOptions) -> Config:
     return experiments.configure(options.benchmark, options.method, options.preset, seeds, options.tasks, given, *where)
 
 
-DONE = "{} already holds this run; nothing to do (--overwrite runs it again)"
-
-
 def _found_or_made(config: Config, folder: Path, options: RunOptions, group: Ranks | None) -> Result | None:
     """Return a run's result, read from the folder or made now. If several processes share the run (`group`), only
     process 0 reads and writes the folder and gets the result; the others get None.
@@ -130,7 +127,7 @@ def _found_or_made(config: Config, folder: Path, options: RunOptions, group: Ran
             result = experiments.open_folder(folder, config, replaces)
         if result is not None if group is None else group.first(result is not None, config.device):
             if first:
-                print_line(DONE.format(folder))
+                print_line(f"{folder} already holds this run; nothing to do (--overwrite runs it again)")
             return result
         if not first:  # process 0 has removed the old files by now
             checkpoints, replaces = experiments.open_checkpoints(folder, config, seconds, resume), False

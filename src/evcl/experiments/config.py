@@ -70,7 +70,7 @@ def configure(
     `method`: None: the one that the benchmark names, which is `evcl` for tasks and `ekf` for streams of rows.
 
     `given` may also contain `network`, such as "400x400" or "resnet18", in place of the benchmark's own (see
-    `experiments.trunk`), and `scenario` (see `benchmarks.scenario`). A preset may name them and a number of tasks, too.
+    `experiments.trunk`), and `scenario` (see `benchmarks.SCENARIOS`). A preset may name them, and a number of tasks.
 
     `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,24 +31,18 @@ from evcl.training.checkpoint import Checkpoints, Saved, Writer
 Learner = Stream | Online
 NEITHER: dict[str, Setting | None] = dict.fromkeys((*TRAINING, *BAYESIAN, *CORESET))  # a stream has other settings
 _OWN = {name: one for name, one in SETTINGS.items() if name not in ("seed", "method")}
+_MESU = {name: one for name, one in _OWN.items() if name not in ("covariance", "rank")}
+_NAIVE = {"lr": Setting(0.003, "the learning rate of Adam", high=10.0, open_low=True)}
+
+
+def _method(name: str, summary: str, settings: Mapping[str, Setting]) -> Method:
+    return Method(name, summary, name != "naive", settings={**NEITHER, "batch_size": BATCH, **settings})
+
+
 METHODS = {
-    "ekf": Method("ekf", METHOD_SUMMARIES["ekf"], True, settings={**NEITHER, "batch_size": BATCH, **_OWN}),
-    "mesu": Method(
-        "mesu",
-        ROW_SUMMARIES["mesu"],
-        True,
-        settings={**NEITHER, "batch_size": BATCH, **{n: s for n, s in _OWN.items() if n not in ("covariance", "rank")}},
-    ),
-    "naive": Method(
-        "naive",
-        "plain online training: a step of Adam per batch",
-        False,
-        settings={
-            **NEITHER,
-            "batch_size": BATCH,
-            "lr": Setting(0.003, "the learning rate of Adam", high=10.0, open_low=True),
-        },
-    ),
+    "ekf": _method("ekf", METHOD_SUMMARIES["ekf"], _OWN),
+    "mesu": _method("mesu", ROW_SUMMARIES["mesu"], _MESU),
+    "naive": _method("naive", "plain online training: a step of Adam per batch", _NAIVE),
 }
 """The methods for streams of rows."""
 
