@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tabular import learned, predicted
+from tabular import learned, model_of, predicted
 
 from evcl import Callback, EvclError, tables
 from evcl._core.interrupts import Interrupted
@@ -30,13 +30,7 @@ def shop(rows=300, seed=0, cities=("bath", "hull", "york"), shift=0.0, scale=1.0
     return pd.DataFrame({"x": (x * scale + shift).round(3), "city": city, "y": y})
 
 
-@pytest.fixture
-def model(evcl, made_once):
-    def make():
-        learned(evcl, shop(), "a", "--target", "y", *FAST)
-
-    made_once(make)
-    return evcl
+model = model_of(shop, "a", "--target", "y", *FAST)
 
 
 def probabilities(call, data="a.csv"):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tabular import learned, predicted
+from tabular import learned, model_of, predicted
 
 import evcl as library
 from evcl import EvclError, tables
@@ -41,13 +41,7 @@ def accuracy(frame):
     return found.right / found.labelled
 
 
-@pytest.fixture
-def model(evcl, made_once):
-    def make():
-        learned(evcl, table(), "a", "--target", "y", *FAST)
-
-    made_once(make)
-    return evcl
+model = model_of(table, "a", "--target", "y", *FAST)
 
 
 @pytest.mark.parametrize("value", [1e5, -1e30, 1e300])

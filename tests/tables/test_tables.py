@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
-from tabular import learned
+from tabular import learned, model_of
 
 import evcl as package
 from evcl import tables
@@ -46,13 +46,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-@pytest.fixture
-def model(evcl, made_once):
-    def make():
-        learned(evcl, people(), "january", "--target", "buys", *FAST)
-
-    made_once(make)
-    return evcl
+model = model_of(people, "january", "--target", "buys", *FAST)
 
 
 def test_the_whole_way(model):

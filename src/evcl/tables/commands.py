@@ -28,15 +28,10 @@ from evcl.tables.source import Dialect, Json, Source, bad
 from evcl.tables.values import Fraction
 
 READERS: dict[str, Callable[[Path, Dialect], Source]] = {
-    ".csv": CsvFile,
-    ".tsv": CsvFile,
-    ".txt": CsvFile,
-    ".csv.gz": CsvFile,
-    ".tsv.gz": CsvFile,
+    **dict.fromkeys((".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz"), CsvFile),
     ".xlsx": ExcelFile,
     ".parquet": ParquetFile,
-    ".feather": ArrowFile,
-    ".arrow": ArrowFile,
+    **dict.fromkeys((".feather", ".arrow"), ArrowFile),
     ".npz": NpzFile,
     ".npy": NpyFile,
     ".duckdb": DuckDb,

@@ -282,13 +282,9 @@ class _Fit:
         std = np.where(std > 1e-12 * np.maximum(np.abs(mean), 1e-300), std, np.where(np.isfinite(std), 1.0, std))
         return tuple(mean.tolist()), tuple(std.tolist())
 
-    def ends(self) -> Ends | None:
-        """The usual range of its numbers; None: there are none, or too few to tell."""
-        return None if self._category or self._shape else self.numbers.ends()
-
     def outside(self) -> Ends | None:
-        """The usual range of its numbers, if some are far outside it."""
-        ends = self.ends()
+        """The usual range of its numbers, if some are far outside it; None: there are none, or too few to tell."""
+        ends = None if self._category or self._shape else self.numbers.ends()
         return ends if ends is not None and ends.far(np.array([self.low, self.high])).any() else None
 
     def warning(self) -> str | None:

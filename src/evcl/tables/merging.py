@@ -13,7 +13,7 @@ from evcl._core.errors import EvclError
 from evcl.learner import Learner, rebuilt
 from evcl.learner import merge as merge_learners
 from evcl.tables.commands import claimed
-from evcl.tables.earlier import MOST_SUMMARIES, Summary, standing
+from evcl.tables.earlier import MOST_SUMMARIES, standing
 from evcl.tables.encoding import Encoder, Number, Part, Time
 from evcl.tables.model import Model, load_model
 
@@ -117,8 +117,4 @@ def _add(merged: Model, name: str, site: Model, place: Mapping[int, int], known:
         task = line["task"] if line["task"] in merged.learner.tasks else f"{name}: {line['task']}"
         merged.history.append({**line, "task": task})
         if (summary := site.summaries.get(line["task"])) is not None:
-            merged.summaries[task] = _with_codes(summary, codes)
-
-
-def _with_codes(summary: Summary, codes: torch.Tensor) -> Summary:
-    return replace(summary, codes=codes[summary.codes])
+            merged.summaries[task] = replace(summary, codes=codes[summary.codes])
