@@ -19,7 +19,7 @@ from evcl._core.errors import EvclError, missing
 
 OPTIONAL = [
     "PIL", "filelock", "matplotlib", "msgspec", "platformdirs", "pyarrow", "ray", "rich",
-    "sklearn", "tensorboard", "typer",
+    "sklearn", "tensorboard", "tokenizers", "typer",
 ]  # fmt: skip
 
 

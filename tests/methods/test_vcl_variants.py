@@ -218,7 +218,7 @@ def test_after_n_tasks_its_n_anchors_are_the_n_posteriors():
     assert all((a.mean - b.mean).abs().max() > 1e-3 for a, b in pairwise(posteriors))
 
 
-@pytest.mark.parametrize("decay", [0.4, 1.0])
+@pytest.mark.parametrize("decay", [0.0, 0.4, 1.0])
 def test_its_objective_is_that_of_the_definition(decay):
     """With all rows kept: the mean over batches of any losses, and the terms, are a multiple of N_t L_t."""
     run = made(anchors=3, anchor_decay=decay, memory=1000, tempering=0.2, batch_size=12)

@@ -489,25 +489,19 @@ def test_names_are_only_names(tmp_path):
     assert "&lt;script&gt;alert(1)" in text
 
 
-def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(evcl.EvclError, match=r"has no result\.json"):
-        find_results(tmp_path)
-    with pytest.raises(evcl.EvclError, match="there is no folder"):
-        find_results(tmp_path / "nowhere")
-
-
-def test_a_file_that_is_not_a_result_is_refused_by_name(tmp_path):
-    write(tmp_path, result(), result("a" * 201))
-    with pytest.raises(
-        evcl.EvclError, match=r"1/result\.json is not a result of evcl .*length <= 200 - at `\$\.method`"
-    ):
-        find_results(tmp_path)
-
-
-def test_a_result_without_accuracies_is_not_reported(tmp_path):
-    write(tmp_path, replace(result(), accuracy=None))
-    with pytest.raises(evcl.EvclError, match=r"0/result\.json has no accuracy"):
-        find_results(tmp_path)
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([], r"has no result\.json"),
+        ([result(), result("a" * 201)], r"1/result\.json is not a result of evcl .*length <= 200 - at `\$\.method`"),
+        ([replace(result(), accuracy=None)], r"0/result\.json has no accuracy"),
+        (None, "there is no folder"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused_by_name(results, message, tmp_path):
+    folder = tmp_path / "nowhere" if results is None else write(tmp_path, *results)
+    with pytest.raises(evcl.EvclError, match=message):
+        find_results(folder)
 
 
 def test_the_report_loads_matplotlib_when_it_draws():

@@ -593,7 +593,7 @@ def _fixed_layers(trunk: nn.Module) -> int:
 
     if never_changes(trunk):
         return WHOLE if any(True for _ in trunk.parameters()) else 0
-    if type(trunk) is not nn.Sequential or trunk._forward_hooks or vars(trunk)["_forward_pre_hooks"]:
+    if type(trunk) is not nn.Sequential or trunk._forward_hooks or trunk._forward_pre_hooks:
         return 0
     layers = list(takewhile(never_changes, trunk))
     return len(layers) if any(True for layer in layers for _ in layer.parameters()) else 0

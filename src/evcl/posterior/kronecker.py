@@ -154,17 +154,17 @@ class KroneckerGaussian:
 
     def precision_times(self, v: Tensor) -> Tensor:
         """L v, for v [R, P]."""
-        return self._mapped(self.rest * v, lambda key, d: times(*self.factors[key], d), v)
+        return self.mapped(self.rest * v, lambda key, d: times(*self.factors[key], d), v)
 
     def draw(self, z: Tensor) -> Tensor:
         """The weights that standard normal numbers z [R, P] stand for."""
         roots = self.roots()
-        return self.mean + self._mapped(z * self._inverse(self.rest).sqrt(), lambda key, d: roots[key].drawn(d), z)
+        return self.mean + self.mapped(z * self._inverse(self.rest).sqrt(), lambda key, d: roots[key].drawn(d), z)
 
     def marginals(self) -> Gaussian:
         """The Gaussian of each weight alone."""
         roots = self.roots()
-        variance = self._mapped(self._inverse(self.rest), lambda key, d: roots[key].marginals(), self.rest)
+        variance = self.mapped(self._inverse(self.rest), lambda key, d: roots[key].marginals(), self.rest)
         return Gaussian(self.mean, 0.5 * variance.log(), self.layout)
 
     def views(self) -> dict[str, Gaussian]:
@@ -211,10 +211,10 @@ class KroneckerGaussian:
                 what = f"relative to what it is, the precision of {key!r} would have the eigenvalue {value:.3g}"
                 raise EvclError(f"{what}: this evidence is not in there")
         pull = sign * evidence.precision_times(evidence.mean - self.mean)
-        moved = whole._mapped(pull * self._inverse(whole.rest), lambda key, d: roots[key].solved(d), pull)
+        moved = whole.mapped(pull * self._inverse(whole.rest), lambda key, d: roots[key].solved(d), pull)
         return replace(whole, mean=self.mean + moved)
 
-    def _mapped(self, found: Tensor, change: Callable[[str, Tensor], Tensor], flat: Tensor) -> Tensor:
+    def mapped(self, found: Tensor, change: Callable[[str, Tensor], Tensor], flat: Tensor) -> Tensor:
         """`found` [R, P] plus, for each block, its D in `flat` changed."""
         for key, (_, g) in self.factors.items():
             block = self.blocks[key]
