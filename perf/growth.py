@@ -60,14 +60,13 @@ def tasks() -> None:
         run.learn([TaskData(x[..., order], y, head)])
 
     learn(young)
-    state, memory = young.state(), []
+    memory = []
     for _ in range(44):
         learn(old)
         memory.append(in_use("VmRSS"))
 
     def second() -> None:
-        young.restore(state)
-        learn(young)
+        learn(young.forked(young.network.call))
 
     early, late = medians([second, lambda: learn(old)], 5)
     print("tasks: 784-100-100, one head, 2,000 examples, 4 epochs and the Fisher per task, median of 5 rounds\n")

@@ -22,7 +22,7 @@ from evcl.methods.memories import narrowed
 from evcl.nn import BayesianNetwork
 from evcl.nn.chain import find_chain
 from evcl.training import Pool, Run, Step, TaskData
-from evcl.training.lessons import all_heads
+from evcl.training.data import all_heads
 
 BATCH, CLASSES, TASKS = 64, 2, 5
 

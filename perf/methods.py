@@ -100,13 +100,11 @@ def second_task(name: str, network: Network, rows: int, **given: Any) -> Callabl
     for _ in {task.head for task in tasks}:
         run.add_head(network.hidden[-1], network.classes)
     run.learn(tasks[:1])
-    before = run.state()
 
     def learn() -> Cost:
-        timer, start = Timer(), clock()
-        run.learn(tasks[1:], observer=timer)
+        timer, start, own = Timer(), clock(), run.forked(run.network.call)
+        own.learn(tasks[1:], observer=timer)
         rest = clock() - start - sum(timer.fits)
-        run.restore(before)
         first, *later = timer.fits or [0.0]  # a method may train nothing
         step = statistics.median(timer.steps or [0.0])
         return Cost(step, first, rest + epochs * sum(later))  # fine-tuning: usual epochs

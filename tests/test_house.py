@@ -34,7 +34,20 @@ WALKS = {  # how many functions and classes are entered for the first time, and 
 KINDS = {"CATEGORICAL", "BERNOULLI", "NEXT_TOKEN", "GAUSSIAN", "POISSON"}
 LIKELIHOODS = ("Likelihood", "Categorical", "Gaussian(", "Poisson", "Bernoulli", "Energy", "NegativeBinomial")
 NOT_OURS = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"}  # public names of a NamedTuple
-NOT_OURS |= {"_version", "_base", "_modules", "_parameters", "_buffers", "_forward_hooks", "_is_view", "_C"}  # torch's
+NOT_OURS |= {
+    "_version",
+    "_base",
+    "_modules",
+    "_parameters",
+    "_buffers",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_non_persistent_buffers_set",
+    "_apply",
+    "_is_view",
+    "_C",
+}  # torch's
 
 
 def modules_named(tree: ast.AST) -> set[str]:

@@ -109,7 +109,7 @@ def test_kept_draws_follow_the_posterior():
     assert not np.allclose(learner.predict_proba(x), before)
     learner.learn((x, 1 - y), head="0")
     run = learner.parts.run
-    fresh = predict.draws(run.network, run.network.posterior, run.seeds, run.settings.predict_samples, [0])
+    fresh = predict.weight_draws(run.network, run.network.posterior, run.seeds, run.settings.predict_samples, [0])
     assert all(torch.equal(a, b) for a, b in zip(run.draws([0]), fresh, strict=True))
 
 

@@ -16,7 +16,7 @@ from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.callbacks import Epoch
 from evcl.callbacks.logs import COLUMNS, CsvLog, Log
 from evcl.training import learn_stream
-from evcl.training.history import History
+from evcl.training.observer import History
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = np.arange(60) % 2

@@ -217,27 +217,30 @@ def test_an_exception_in_a_callback_leaves_the_learner_as_it_was(at, make):
 
 
 @pytest.mark.parametrize(
-    "use",
+    "change",
     [
-        lambda learner, path: learner.predict(X),
-        lambda learner, path: learner.predictions(X),
-        lambda learner, path: learner.predictions(X, "infer"),
-        lambda learner, path: learner.measure((X, Y)),
-        lambda learner, path: learner.save(path),
-        lambda learner, path: learner.learn((X, Y)),
-        lambda learner, path: learner.learn_jointly([]),
-        lambda learner, path: learner.to("cpu"),
-        lambda learner, path: learner.mean_network(),
+        lambda learner: learner.learn((X, Y)),
+        lambda learner: learner.learn_jointly(list(evcl.benchmarks.get("split-digits", 0, 1))),
+        lambda learner: learner.keep(20),
+        lambda learner: learner.to("cpu"),
+        lambda learner: learner.share(None),
     ],
 )
-def test_a_learner_is_busy_until_the_task_has_ended(use, tmp_path):
+def test_a_learner_changes_one_thing_at_a_time(change):
+    learner = small()
+    learner.learn((X, Y))
+    with pytest.raises(evcl.EvclError, match=r"a task is being learned|use learn"):
+        learner.learn((X, Y), callbacks=[Heard([], at=("end", 1), do=lambda: change(learner))])
+    assert learner.tasks == ("0",)
+
+
+def test_what_is_saved_during_a_task_is_the_state_before_it(tmp_path):
     learner, path = small(), tmp_path / "m"
     learner.learn((X, Y))
-    with pytest.raises(evcl.EvclError, match="a task is being learned"):
-        learner.learn((X, Y), callbacks=[Heard([], at=("end", 1), do=lambda: use(learner, path))])
-    assert not path.exists()
-    learner.learn((X, Y), callbacks=[Heard([], at=("end task", "1", 4), do=lambda: learner.save(path))])
-    assert evcl.load(path).tasks == ("0", "1")
+    learner.learn((X, Y), callbacks=[Heard([], at=("end", 1), do=lambda: learner.save(path))])
+    assert evcl.load(path).tasks == ("0",)
+    learner.learn((X, Y), callbacks=[Heard([], at=("end task", "2", 4), do=lambda: learner.save(path))])
+    assert evcl.load(path).tasks == ("0", "1", "2")
 
 
 @pytest.mark.parametrize("callbacks", [[Heard], [print], Heard, 3, [None]])

@@ -8,7 +8,7 @@ import pytest
 
 import evcl
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Settings
-from evcl.learner import options
+from evcl.learner import kinds as options
 from evcl.methods import METHODS
 from evcl.methods.teacher import DISTILLATION
 

@@ -157,8 +157,8 @@ def updates():
     """(gradient, weights after the step) of each update by the library's Adam: the means', then the log sigmas'."""
     grads, noted = [], []
     with (
-        heard("rules.adam.Adam.step", lambda given: grads.append(given["grad"].clone())),
-        heard("rules.adam.Adam.step", lambda left: noted.append((grads.pop(), left["self"].weights.clone())), "return"),
+        heard("rules.Adam.step", lambda given: grads.append(given["grad"].clone())),
+        heard("rules.Adam.step", lambda left: noted.append((grads.pop(), left["self"].weights.clone())), "return"),
     ):
         yield noted
 

@@ -9,7 +9,7 @@ import torch
 
 import evcl as library
 from evcl._core.errors import EvclError
-from evcl.learner.loading import rebuilt
+from evcl.learner.persist import rebuilt
 from evcl.tables import learn
 
 LARGE = [2**53 + i for i in range(3)]

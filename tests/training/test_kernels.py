@@ -13,9 +13,9 @@ from evcl.methods import METHODS, Distillation, Spring, Springs
 from evcl.nn import Gaussian
 from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
 from evcl.training import Pool, Run, TaskData, matmul_precision
-from evcl.training.lessons import find_lessons
-from evcl.training.replicas import stack
+from evcl.training.data import find_lessons
 from evcl.training.rules import Update, gpu_kernels
+from evcl.training.run import stack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 triton = pytest.importorskip("triton", reason="needs Triton, which make test-all installs on Linux")

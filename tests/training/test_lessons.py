@@ -18,7 +18,7 @@ from evcl.kernels.native import native
 from evcl.methods import METHODS, Distillation, Fit, Loss, TaskData
 from evcl.nn.chain import Chain, find_chain
 from evcl.training import Pool, Step
-from evcl.training.lessons import all_heads, find_lessons
+from evcl.training.data import all_heads, find_lessons
 from evcl.training.step import ByAutograd
 
 F32, F64 = torch.float32, torch.float64

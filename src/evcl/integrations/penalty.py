@@ -302,8 +302,10 @@ class Penalty:
         """Inputs, labels, and how many examples the task has."""
         data, total = self._sample(data)
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
-        with torch.random.fork_rng(), self._reader.reading(None, first=not self.tasks):
-            x, found = self._reader.examples(data, "begin", device)
+        reader = self._reader.forked(first=not self.tasks)
+        with torch.random.fork_rng():
+            x, found = reader.examples(data, "begin", device)
+        self._reader.call.form = reader.call.form
         y = labels(found, len(x))
         if any(isinstance(one, str) for one in y):
             raise EvclError("the labels must be the numbers of the module's outputs, but these are text")

@@ -5,7 +5,7 @@ the data set in the order of the epoch, computes squares and noise where they ar
 product before the result is stored. Neither the order nor the step number comes from the host, so a CUDA graph of steps
 can be replayed. A replica's results do not depend on the other replicas, to the last bit: tiles depend only on a
 layer's shape, and sums are never taken in an order that may change (except in the products of `WAYS["cublas"]`). Widths
-are multiples of 16 bytes; a padded unit is always 0. `Chain` in chain.py and `Update` in training/rules/update.py do
+are multiples of 16 bytes; a padded unit is always 0. `Chain` in chain.py and `Update` in training/rules.py do
 the same in plain operations. The tests compare them, on a GPU or with Triton's interpreter.
 
 In bf16, weights, data and intermediate results are stored in bf16. Sums, the loss, gradients of weights and the update
@@ -621,7 +621,7 @@ def update(
     rounded: Tensor | None,
     count: Tensor,
 ) -> tuple[Tensor, Callable[[], None]]:
-    """The update of training/rules/update.py: counters of the steps taken, and a function that takes a step, counts it
+    """The update of training/rules.py: counters of the steps taken, and a function that takes a step, counts it
     and sets `count`. Buffers are [R, P], rates [R, 1].
 
     `states` are the weights and Adam's moments and, if there are variances, the log sigmas and Adam's moments or, if

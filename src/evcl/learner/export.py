@@ -29,7 +29,7 @@ from evcl._core.version import __version__
 from evcl.learner.plain import plain_networks
 from evcl.methods.class_statistics import Likelihood, statistics_in
 from evcl.nn import MLP
-from evcl.training.predict import draws as weight_draws
+from evcl.training.predict import weight_draws
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
@@ -201,7 +201,7 @@ def _entropy(p: Tensor) -> Tensor:
 def export(
     learner: Learner,
     path: str | os.PathLike[str],
-    x: Any = None,
+    x: object = None,
     *,
     task: str | int | None = None,
     what: str = "predictive",
@@ -245,7 +245,7 @@ def export(
 # --- the network to export --------------------------------------------------------------------------------------------
 
 
-def _example(learner: Learner, x: Any) -> Tensor:
+def _example(learner: Learner, x: object) -> Tensor:
     """A few rows as the learner computes with them: those given, or ones in the shape that it has learned from."""
     if x is not None:
         found = learner.parts.inputs(x).cpu()[:ROWS]

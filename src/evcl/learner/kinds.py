@@ -1,13 +1,101 @@
-"""One class for each common method: `evcl.EVCL(network)` is `evcl.Learner(network, "evcl")`."""
+"""One class for each common method: `evcl.EVCL(network)` is `evcl.Learner(network, "evcl")`. Their keyword arguments
+are typed, so that an editor completes `evcl.EVCL(network, strength=...)`.
+
+`evcl._core.settings` says what each setting means and what it may be; a test compares the two.
+"""
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, TypedDict, Unpack
 
+import torch
 from torch import nn
 
 from evcl.learner.learner import Learner
-from evcl.learner.options import EVCLOptions, EWCOptions, NaiveOptions, VCLOptions
+from evcl.nn import LoRA, Names, Prior
+from evcl.nn.inputs import Output
+
+Auto = Literal["auto"]
+
+
+class LearnerOptions(TypedDict, total=False):
+    """Options of every learner: see `evcl.Learner`."""
+
+    seed: int
+    init: Literal["auto", "draw", "network"]
+    unsupported: Literal["error", "deterministic"]
+    only: Names
+    skip: Names
+    prior: Literal["zero", "network"] | Prior
+    output: Output
+    likelihood: Literal["categorical", "gaussian", "bernoulli", "poisson"]
+    accumulate: int
+    adapters: LoRA | None
+    device: torch.device | str
+    dtype: torch.dtype
+    precision: Literal["tf32", "fp32", "bf16"]
+
+
+class NaiveOptions(LearnerOptions, total=False):
+    """Settings of training."""
+
+    lr: float | Auto
+    lr_schedule: Literal["constant", "cosine"]
+    optimizer: Literal["adam", "sgd"]
+    momentum: float
+    batch_size: int
+    epochs: int
+    stop_nll: float
+    film: bool
+    augment: bool
+
+
+class DistillationOptions(TypedDict, total=False):
+    """Settings of the teacher."""
+
+    distill: float
+    distill_temperature: float
+
+
+class ElasticOptions(TypedDict, total=False):
+    """Settings of the elastic penalty and of its Fisher."""
+
+    strength: float
+    strength_scale: Literal["none", "examples"]
+    importance: Literal["fisher", "si", "mas", "kfac"]
+    fisher: Literal["exact", "sampled", "empirical"]
+    fisher_examples: int
+    fisher_draws: int
+    fisher_temperature: float
+    fisher_spread: float
+    fisher_scale: Literal["none", "task", "examples"]
+    fisher_decay: float
+    fisher_floor: float
+    kfac_merge: Literal["nearest", "sum", "pi", "tasks"]
+
+
+class EWCOptions(NaiveOptions, ElasticOptions, DistillationOptions, total=False):
+    """Settings of EWC."""
+
+
+class VCLOptions(NaiveOptions, DistillationOptions, total=False):
+    """Settings of VCL: of training, of the Gaussian over each weight, of the teacher and of coresets."""
+
+    tempering: float | Auto
+    init_std: float | Auto
+    prior_std: float | Auto
+    std_lr_scale: float
+    std_update: Literal["adam", "natural"]
+    std_rate: float | Auto
+    predict_samples: int
+    coreset: Literal["none", "random", "kcenter"]
+    coreset_size: int
+
+
+class EVCLOptions(VCLOptions, ElasticOptions, total=False):
+    """Settings of EVCL."""
+
+    one_softmax: bool
 
 
 class EVCL(Learner):

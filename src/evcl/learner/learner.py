@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,18 +18,17 @@ from evcl._core.ranks import Ranks
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.tasks import Task
 from evcl.callbacks import Callback, Epoch
-from evcl.learner.describing import card_of, described
-from evcl.learner.learning import NEW, Learning, Options
-from evcl.learner.predictor import Parts, tasks_of
+from evcl.learner.learning import NEW, Become, Learning, Options, Past
+from evcl.learner.persist import Described, card_of, described, unpickled, write
 from evcl.learner.reading import Reader
-from evcl.learner.saved import write
+from evcl.learner.state import State, tasks_of
 from evcl.methods import Method, check_targets, known_settings
 from evcl.methods import get as get_method
 from evcl.methods.memories import copies_network
 from evcl.nn import MLP, VAE, LoRA, Names, Prior
 from evcl.nn.inputs import Call, Output, without_classifier
 from evcl.nn.lora import with_adapters
-from evcl.targets import Energy
+from evcl.targets import ENERGIES, LIKELIHOODS, Energy
 from evcl.targets import get as get_likelihood
 from evcl.training import Run, Session
 
@@ -140,18 +141,10 @@ class Learner:
             accumulate=accumulate,
         )
         run.network.merges = adapters is not None and adapters.tasks == "merged"
-        self.parts = Parts(
-            run,
-            Session(run),
-            Reader(arguments, call, dtype, self.method.name if copies else "", found),
-            self.method.changed(network, [self.settings]),
-            unsupported=unsupported,
-            only=only,
-            skip=skip,
-            adapters=adapters,
-            accumulate=accumulate,
-        )
+        reader = Reader(arguments, call, dtype, self.method.name if copies else "", found)
+        self.parts = State(run, Session(run), reader, adapters)
         self.history: dict[str, tuple[Epoch, ...]] = {}
+        self._learning = False
 
     def __repr__(self) -> str:
         learned = f"{len(self.tasks)} task{'' if len(self.tasks) == 1 else 's'} learned"
@@ -162,17 +155,17 @@ class Learner:
     @property
     def likelihood(self) -> str:
         """What the targets are: categorical, gaussian, bernoulli or poisson; without labels, the name of the energy."""
-        return self.parts.likelihood
+        return self.parts.run.likelihood.name
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the learned tasks, in order."""
-        return self.parts.tasks
+        return tuple(self.parts.session.tasks)
 
     @property
     def heads(self) -> tuple[str, ...]:
         """The names of the heads, in order. A head is named after the task it was made for."""
-        return self.parts.heads
+        return tuple(self.parts.session.heads)
 
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
         """The labels of a task's head: the columns of `predict_proba`. With task="infer", the labels of all heads."""
@@ -187,28 +180,62 @@ class Learner:
     @property
     def knows_unfamiliar(self) -> bool:
         """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
-        return self.parts.knows_unfamiliar
+        return self.parts.session.density is not None
 
     @property
     def kept(self) -> int:
         """The number of examples of earlier tasks that the learner keeps."""
-        return self.parts.kept
+        return sum(task.y.shape[1] for task in self.parts.run.kept_examples())
 
-    def _check_idle(self) -> None:
-        if self.parts.busy:
-            raise EvclError("a task is being learned: the learner can be used after it has ended, or in end_task")
+    # --- what it is, between tasks ---------------------------------------------------------------------------------
 
-    @property
-    def _idle(self) -> Parts:
-        """Its parts, unless a task is being learned."""
-        self._check_idle()
-        return self.parts
+    @contextmanager
+    def _changing(self) -> Iterator[Become]:
+        """Inside this context, one change is made, by calling what it yields. If it fails, the learner is what it was;
+        predictions go on as long as it takes.
+        """
+        if self._learning:
+            raise EvclError("a task is being learned: the learner can be changed after it has ended, or in end_task")
+        before, self._learning = (self.parts, self.history), True
+
+        def become(parts: State, history: Past) -> None:
+            self.parts, self.history, self._learning = parts, {**self.history, **history}, False
+
+        try:
+            yield become
+        except BaseException:
+            self.parts, self.history = before
+            raise
+        finally:
+            self._learning = False
+
+    @contextmanager
+    def _alone(self) -> Iterator[State]:
+        """Its parts, for one thread at a time: predictions share the buffers of one network."""
+        parts = self.parts
+        with parts.run.lock:
+            yield parts
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Learner:
+        made = memo[id(self)] = object.__new__(type(self))
+        with self._alone() as parts:
+            vars(made).update({**vars(self), "parts": copy.deepcopy(parts, memo), "_learning": False})
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A learner is pickled as its description and tensors, as in its file, with the user's own network."""
+        with self._alone() as parts:
+            run, (description, tensors) = parts.run, self.described()
+            network = None if description["mlp"] is not None else parts.plain
+            likelihood = run.likelihood if run.likelihood.name not in {*LIKELIHOODS, *ENERGIES} else None
+            own = network, run.network.call.output, likelihood, run.network.posterior.mean.device
+        return unpickled, (type(self), description, tensors, own, self.history)
 
     # --- learning --------------------------------------------------------------------------------------------------
 
     def learn(
         self,
-        data: Any,
+        data: object,
         y: Any = None,
         head: str | int = "new",
         epochs: int | None = None,
@@ -216,10 +243,10 @@ class Learner:
         task: str | None = None,
         classes: Iterable[Label] | None = None,
         callbacks: Iterable[Callback] = (),
-        validation: Any = None,
+        validation: object = None,
         patience: int | None = None,
         class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: object = None,
         checkpoint: str | os.PathLike[str] | None = None,
         label: str | None = None,
         reread: bool | int = False,
@@ -264,7 +291,6 @@ class Learner:
         """
         if self.method.jointly:
             raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
-        self._check_idle()
         if hasattr(y, "__len__") and not isinstance(y, str):  # learn(x, y), as people type it
             data = (data, y)
         elif y is not None:
@@ -274,21 +300,20 @@ class Learner:
         wanted = [] if classes is None else list(classes)
         known = labels(wanted, len(wanted)) if wanted else []
         options = Options(epochs, callbacks, validation, patience, class_weight, sample_weight, checkpoint, reread)
-        learning = Learning(self, options)
-        with self.parts.reader.reading(label, not self.tasks):
+        with self._changing() as become:
+            learning = Learning(self, options, become, label)
             return learning.learn([learning.read(data, task, head, self.tasks, known)])[0]
 
     def learn_jointly(
         self, tasks: Iterable[Task], epochs: int | None = None, *, callbacks: Iterable[Callback] = ()
     ) -> list[str]:
         """Learn several tasks at once, each with its own head, and return their names."""
-        self._check_idle()
         tasks = tasks_of(tasks, "learn_jointly")
         if not tasks:
             raise EvclError("there is no task to learn")
         names = [task.name for task in tasks]
-        learning = Learning(self, Options(epochs, callbacks))
-        with self.parts.reader.reading(None, not self.tasks):
+        with self._changing() as become:
+            learning = Learning(self, Options(epochs, callbacks), become)
             given = [learning.read(task, None, NEW, [*self.tasks, *names[:k]]) for k, task in enumerate(tasks)]
             return learning.learn(given)
 
@@ -297,12 +322,14 @@ class Learner:
         task; returns the learner. It is the setting `memory`, for a learner that exists already: examples of tasks
         learned before this call are not there to be kept.
         """
-        self._check_idle()
         given = {**self.settings, "memory": examples}
         settings = resolve(self.method.name, known_settings(self.method, given), given)
         check_targets(self.method, settings, self.parts.run.likelihood)
-        self.parts.run.switch(self.method, settings)
-        self.settings = settings
+        with self._changing() as become:
+            made = self.parts.forked()
+            made.run.switch(self.method, settings)
+            become(made, {})
+            self.settings = settings
         return self
 
     @property
@@ -337,7 +364,6 @@ class Learner:
         `.std`, `.precision`, `.draw(8)`, and `.kl()`, the divergence from the first prior. Point weights have a mean
         alone.
         """
-        self._check_idle()
         from evcl.posterior import NamedPosterior
 
         network = self.parts.run.network
@@ -347,7 +373,7 @@ class Learner:
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
-    def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
+    def predict_proba(self, x: object, task: str | int | None = None) -> Any:
         """Probabilities [N, classes], averaged over draws from the posterior: a tensor if `x` is one, else an array.
 
         `x` is one array [N, ...], or several inputs in the form that they were learned in: a tuple, or a dict, whose
@@ -357,16 +383,18 @@ class Learner:
         be omitted if there is only one head. With task="infer", the head that predicts an example is inferred (see
         `predictions`).
         """
-        return self._idle.predict_proba(x, task)
+        with self._alone() as parts:
+            return parts.predict_proba(x, task)
 
-    def predict(self, x: Any, task: str | int | None = None) -> Any:
+    def predict(self, x: object, task: str | int | None = None) -> Any:
         """The most probable label of each input, [N], in the form in which labels were given to `learn`.
 
         Of targets other than classes, the expected numbers or counts, or labels 0 and 1; [N, D] if there are several.
         """
-        return self._idle.predict(x, task)
+        with self._alone() as parts:
+            return parts.predict(x, task)
 
-    def predictions(self, x: Any, task: str | int | None = None) -> Any:
+    def predictions(self, x: object, task: str | int | None = None) -> Any:
         """`Predictions`: labels and probabilities, how uncertain they are, and why. Of numbers and counts, `Numbers`.
 
         With task="infer", each example is predicted by one of the heads: the one with the largest likelihood of the
@@ -374,22 +402,25 @@ class Learner:
         relative to its maximum, log(classes). The columns are then the classes of all heads, in the order of
         `classes("infer")`; classes that the example's head does not know have probability 0.
         """
-        return self._idle.predictions(x, task)
+        with self._alone() as parts:
+            return parts.predictions(x, task)
 
-    def log_likelihood(self, x: Any, task: str | int | None = None, *, draws: int | None = None) -> Any:
+    def log_likelihood(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """log p(x) of each example, [N], in nats, under a task's model: a tensor if `x` is one, else an array.
 
         For a learner with `likelihood="bound"`, it is estimated by importance sampling with this many latent `draws`
         per example, 1,000 by default, at the posterior's means. For any other energy, it is the negative energy of x,
         or of the pair (x, y). The task may be left out if all tasks share the whole network, as in a language model.
         """
-        return self._idle.log_likelihood(x, task, draws=draws)
+        with self._alone() as parts:
+            return parts.log_likelihood(x, task, draws=draws)
 
     def sample(self, task: str | int | None = None, n: int = 1) -> Tensor:
         """n inputs that a task's model generates, [n, ...], in the shape that was learned: the mean of p(x | z), for z
         from N(0, I), at the posterior's means. The seed fixes them.
         """
-        return self._idle.sample(task, n)
+        with self._alone() as parts:
+            return parts.sample(task, n)
 
     def evaluate(self, tasks: Task | Iterable[Task] | None = None) -> dict[str, float]:
         """The accuracy on the test set of each of these tasks. All of them must have been learned. Of numbers and
@@ -398,26 +429,30 @@ class Learner:
         Without tasks, the accuracy on the rows that the learner keeps of each earlier task: how much of it is left now.
         It has trained on these rows, so the accuracy on new ones may be lower.
         """
-        return self._idle.evaluate(tasks)
+        with self._alone() as parts:
+            return parts.evaluate(tasks)
 
     def evaluate_kept(self, least: int = 1) -> dict[str, float]:
         """The accuracy on the rows that are kept of each task, if there are at least `least`; empty if none are."""
-        return self._idle.evaluate_kept(least)
+        with self._alone() as parts:
+            return parts.evaluate_kept(least)
 
-    def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Any:
+    def measure(self, data: object, task: str | int | None = None, *, label: str | None = None) -> Any:
         """`Measures`: accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a
         task. Of numbers and counts, `NumberMeasures`.
 
         A benchmark's task is measured on its test set, with its own head. A label that the head does not know counts as
         wrong, with the smallest possible probability. `label` names the column of labels in a dict, as in `learn`.
         """
-        return self._idle.measure(data, task, label=label)
+        with self._alone() as parts:
+            return parts.measure(data, task, label=label)
 
     # --- other forms -----------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> Learner:
         """Move the learner to a device, and return it."""
-        self._idle.run.to(usable(device, self.parts.reader.dtype, self.parts.run.precision))
+        with self._changing(), self._alone() as parts:
+            parts.run.to(usable(device, parts.reader.dtype, parts.run.precision))
         return self
 
     def share(self, ranks: Ranks | None) -> Learner:
@@ -426,15 +461,15 @@ class Learner:
         Every process must construct the same learner and call `learn` with the same data; all end with the same
         weights. All other calls concern this process only: let one process save.
         """
-        if ranks is not None and self._idle.run.likelihood.beside:
+        if ranks is not None and self.parts.run.likelihood.beside:
             raise EvclError("the noise of numbers is measured on whole batches: one process must learn them alone")
-        self.parts.run.ranks = ranks
+        with self._changing():
+            self.parts.run.ranks = ranks
         return self
 
     def truncated(self, layer: str, rank: float) -> Learner:
         """A copy of the learner, with a layer of lower rank: see `evcl.nn.truncate`."""
-        self._check_idle()
-        from evcl.learner.truncation import truncated
+        from evcl.learner.derived import truncated
 
         return truncated(self, layer, rank)
 
@@ -443,8 +478,7 @@ class Learner:
         in which they are 0, as if they had always been there, predictions stay the same. The weights of a new input
         start at their prior. It is on the same device; its `history` is empty.
         """
-        self._check_idle()
-        from evcl.learner.widening import with_inputs
+        from evcl.learner.derived import with_inputs
 
         return with_inputs(self, int(INPUTS.check("count", count)))
 
@@ -453,7 +487,6 @@ class Learner:
         numbers, to the numbers in their own units; of counts, to the log of the expected count. Without labels, to the
         network's own outputs.
         """
-        self._check_idle()
         from evcl.learner.plain import mean_network
 
         return mean_network(self, task)
@@ -461,7 +494,7 @@ class Learner:
     def export(
         self,
         path: str | os.PathLike[str],
-        x: Any = None,
+        x: object = None,
         *,
         task: str | int | None = None,
         what: Literal["predictive", "mean"] = "predictive",
@@ -483,7 +516,7 @@ class Learner:
 
         export(self, path, x, task=task, what=what, samples=samples)
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> Described:
         """What the learner was trained on, when, with which method and settings, and how sure it is: a dictionary that
         JSON can hold. Its "tasks" have, for each task, the number of examples and classes, the date (UTC), the epochs
         and, if a validation part was held out, accuracy, NLL and expected calibration error on it; "now" is the
@@ -498,9 +531,8 @@ class Learner:
         """
         write(path, self.described(), notes or {})
 
-    def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def described(self) -> tuple[Described, dict[str, Tensor]]:
         """The learner's whole state as a JSON-serialisable description and tensors, without a user's own network."""
-        self._check_idle()
         return described(self)
 
 

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,17 +23,19 @@ from evcl._core.inputs import Label
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting
 from evcl._core.tasks import Task
-from evcl.callbacks import Callback
-from evcl.learner import card, held_out, resumable, values
-from evcl.learner.held_out import HeldOut
+from evcl.callbacks import Callback, Epoch
+from evcl.learner import resumable
+from evcl.learner.persist import record
 from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
-from evcl.learner.weights import check_order, weighted, with_weights
+from evcl.learner.rows import HeldOut, among, check_order, hold_out, requested, weighted, with_weights
+from evcl.methods.memories import with_examples
 from evcl.targets.scale import far_outside, limited
 from evcl.training import Given, History, TaskData, Validation
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
+    from evcl.learner.state import State
 
 FARTHEST = 30.0  # in deviations, the mean of a column that networks still learn from
 SMALLEST = 0.01  # the smallest size of inputs that networks learn from at the usual rates
@@ -44,11 +46,15 @@ WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high
 FEWEST, ALL_TRIED, MOST_TRIED, FOLDS = 10, 500, 5000, 5  # rows of a first task for which `_trials` has parts: see there
 
 
-def copied(learner: Learner) -> Learner:
-    """A copy that learns on its own, for trials."""
-    found = copy.deepcopy(learner)
-    found.parts.trial = True
+def copied(learner: Learner, parts: State) -> Learner:
+    """A copy with these parts that learns on its own, for trials."""
+    found = copy.copy(learner)
+    found.parts = replace(parts, trial=True)
     return found
+
+
+Past = Mapping[str, tuple[Epoch, ...]]  # for each task, its epochs
+Become = Callable[["State", Past], None]  # lets a learner be this from now on, with the epochs of new tasks
 
 
 class Options(NamedTuple):
@@ -56,10 +62,10 @@ class Options(NamedTuple):
 
     epochs: int | None
     callbacks: Iterable[Callback]
-    validation: Any = None
+    validation: object = None
     patience: int | None = None
-    class_weight: Any = None
-    sample_weight: Any = None
+    class_weight: object = None
+    sample_weight: object = None
     checkpoint: str | os.PathLike[str] | None = None
     reread: bool | int = False
 
@@ -78,11 +84,13 @@ class Options(NamedTuple):
 class Learning:
     """One call of `learn` or `learn_jointly`: first `read` each task, then `learn` them."""
 
-    def __init__(self, learner: Learner, options: Options) -> None:
-        self.learner, self.options = learner, options
-        self.parts, self.run, self.session = learner.parts, learner.parts.run, learner.parts.session
-        self.rereading: Rereading | None = None  # the loader of the task
+    def __init__(self, learner: Learner, options: Options, become: Become, label: str | None = None) -> None:
+        """`become` lets the learner be what it has learned. `label` names the column of labels."""
         options.check()
+        self.learner, self.options, self.become = learner, options, become
+        self.parts = learner.parts.forked(label)  # what the learner becomes when the round is learned
+        self.run, self.session = self.parts.run, self.parts.session
+        self.rereading: Rereading | None = None  # the loader of the task
 
     # --- the tasks -------------------------------------------------------------------------------------------------
 
@@ -130,7 +138,8 @@ class Learning:
         if isinstance(each, Tensor) and not classes and not energy:
             each = self._limited(each)
         given = Given(name, head, known, x.unsqueeze(0), each, counts, reread=counts is not None)
-        return with_weights(given, self.options.sample_weight)
+        weights = self.options.sample_weight
+        return given if weights is None else with_weights(given, weights)
 
     def _limited(self, y: Tensor) -> Tensor:
         """The targets y [1, N, D], with a warning if some are far outside the others: see `limited`."""
@@ -147,7 +156,7 @@ class Learning:
 
     def _head(self, data: Any, name: str, head: str | int | None) -> str:
         """The name of the head that a task uses: an earlier one, or a new one."""
-        heads = self.learner.heads
+        heads = self.session.heads
         if head is None:
             raise EvclError("head must be 'new', or the name or number of a task whose head to use, not None")
         if head != NEW:
@@ -172,75 +181,59 @@ class Learning:
         if options.epochs is not None:
             epochs = int(learner.method.known_settings["epochs"].check("epochs", options.epochs))
         report = History(" + ".join(names), options.callbacks)
-        held = held_out.requested(
-            options.validation, options.patience, lambda data: self.parts.examples(data, "validation")
-        )
-        errors, known = self._new_errors(given), set(session.heads)
-        before, self.parts.busy = (learner.history, self.parts.records, self.parts.shape), True
+        held = requested(options.validation, options.patience, lambda data: self.parts.examples(data, "validation"))
+        errors, known = self._new_errors(given) if run.likelihood.beside else {}, set(session.heads)
         validation: Validation | None = None
         measured: TaskData | None = None
 
         def ended() -> None:
-            self.parts.busy = False
-            self._record(given, epochs, measured, isinstance(held, float))
-            learner.history = {**learner.history, **dict.fromkeys(names, tuple(report.epochs))}
+            learned = self._recorded(given, epochs, measured, isinstance(held, float))
+            self.become(learned, dict.fromkeys(names, tuple(report.epochs)))
             report.end()
 
-        try:
-            with session.round(given, ended) as tasks:
+        with session.round(given, ended) as tasks:
+            if errors:
                 session.add_errors(errors, known)
-                if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
-                    warnings.warn(told, ForgettingWarning, stacklevel=3)
+            if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
+                warnings.warn(told, ForgettingWarning, stacklevel=3)
+            form = self.parts.reader.call.form
+            if form is not None and form.step:
                 tasks, held = self._of_one_length(tasks, held)
-                classes = session.group_of(given[0], tasks[0])
-                tasks = self._reread(tasks, classes)
-                classified = run.likelihood.softmax
-                if options.validation is not None and (len(classes) > 1 or not classified):  # one class trains nothing
-                    drawn = generator(learner.seed, Purpose.VALIDATION, run.rounds)
-                    if not isinstance(held, float) and not classified:
-                        held = held[0], session.scales[given[0].head].standardised(held[1])
-                    elif not isinstance(held, float):  # those of the classes that are learned together
-                        held = held_out.among(held, classes, session.heads[given[0].head])
-                    tasks[0], measured = held_out.hold_out(tasks[0], held, classes, drawn)
-                    validation = Validation(self._weighted(measured, given[0], classes), options.patience)
-                if options.class_weight is not None or given[0].weights is not None:
-                    tasks = [self._weighted(part, given[0], session.group_of(given[0], part)) for part in tasks]
-                if not run.rounds:
-                    self._check_scale(tasks[0].x[0])
-                report.begin(epochs * run.method.stages)
-                self._fit(tasks, epochs, names, report, validation)
-                session.density = self._density(tasks)
-            self._merge()
-            if options.checkpoint is not None:
-                resumable.remove(run, Path(options.checkpoint))
-        except BaseException:
-            learner.history, self.parts.records, self.parts.shape = before
-            raise
-        finally:
-            self.parts.busy = False
+            classes = session.group_of(given[0], tasks[0])
+            if self.rereading is not None:
+                tasks = self._reread(self.rereading, tasks, classes)
+            classified = run.likelihood.softmax
+            if options.validation is not None and (len(classes) > 1 or not classified):  # one class trains nothing
+                drawn = generator(learner.seed, Purpose.VALIDATION, run.rounds)
+                if not isinstance(held, float) and not classified:
+                    held = held[0], session.scales[given[0].head].standardised(held[1])
+                elif not isinstance(held, float):  # those of the classes that are learned together
+                    held = among(held, classes, session.heads[given[0].head])
+                tasks[0], measured = hold_out(tasks[0], held, classes, drawn)
+                validation = Validation(self._weighted(measured, given[0], classes), options.patience)
+            if options.class_weight is not None or given[0].weights is not None:
+                tasks = [self._weighted(part, given[0], session.group_of(given[0], part)) for part in tasks]
+            if not run.rounds:
+                self._check_scale(tasks[0].x[0])
+            report.begin(epochs * run.method.stages)
+            self._fit(tasks, epochs, names, report, validation)
+            session.density = self._density(tasks)
+        if options.checkpoint is not None:
+            resumable.remove(run, Path(options.checkpoint))
         return names
-
-    def _merge(self) -> None:
-        """If the learner's adapters are to be merged into the weights that they are added to, do so."""
-        if self.parts.adapters is not None and self.parts.adapters.tasks == "merged":
-            from evcl.training.adapters import merge
-
-            merge(self.run, self.parts.plain, self.parts.adapters)
 
     def _new_errors(self, given: Sequence[Given]) -> dict[str, Tensor]:
         """For heads of numbers or counts, the errors [n, D] on rows that were not learned from: those of the task if
         its head was used before, else those of parts of the task that copies of the learner learn without.
         """
         found: dict[str, Tensor] = {}
-        if not self.run.likelihood.beside:
-            return {}
         for task in given:
             assert isinstance(task.y, Tensor)
             known = self.session.heads.get(task.head)
             if known is None and not self.parts.trial and len(given) == 1:
                 found |= self._trials(task)
             elif known is not None and task.y.shape[2] == len(known):
-                found[task.head] = values.new_errors(self.parts, task.x[0], task.y[0], _weights(task), task.head)
+                found[task.head] = self.parts.new_errors(task.x[0], task.y[0], _weights(task), task.head)
         return found
 
     def _trials(self, task: Given) -> dict[str, Tensor]:
@@ -252,15 +245,16 @@ class Learning:
         folds = order.chunk(FOLDS)
         for fold in folds if n <= ALL_TRIED else folds[:1]:
             rest = order[~torch.isin(order, fold)].sort().values
-            other = copied(self.learner)
+            other = copied(self.learner, self.parts.forked())
             weights = None if task.weights is None else task.weights[:, rest]
             part = task._replace(x=task.x[:, rest.to(task.x.device)], y=task.y[:, rest], weights=weights)  # type: ignore[call-overload]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the task itself warns
-                Learning(other, Options(self.options.epochs, ())).learn([part])
+                with_part = Learning(other, Options(self.options.epochs, ()), lambda learned, history: None)
+                with_part.learn([part])
             rows, counted = fold.to(task.x.device), _weights(task)
             counted = None if counted is None else counted[fold]
-            errors.append(values.new_errors(other.parts, task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
+            errors.append(with_part.parts.new_errors(task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
         return {task.head: torch.cat(errors)}
 
     def _fit(
@@ -274,38 +268,38 @@ class Learning:
         about |= {"tasks": names, "epochs": epochs, "patience": options.patience}
         resumable.learn(self.run, Path(options.checkpoint), about, tasks, report, validation)
 
-    def _record(self, given: Sequence[Given], epochs: int, data: TaskData | None, part: bool) -> None:
-        """Note what was learned for the card. `data`: the validation part, if there is one; `part`: whether it was held
-        out of the task's own rows.
+    def _recorded(self, given: Sequence[Given], epochs: int, data: TaskData | None, part: bool) -> State:
+        """What the learner becomes, with records of these tasks for the card. `data`: the validation part, if there is
+        one; `part`: whether it was held out of the task's own rows.
         """
-        self.parts.shape = tuple(given[-1].x.shape[2:])
         mean = self.run.network.posterior.mean
-        found = [card.record(task, epochs, mean) for task in given]
+        found = [record(task, epochs, mean) for task in given]
         if data is not None:
             x, y = self.session.rows([data])
             found[0]["examples"] -= len(x) if part else 0  # these were not trained on
             found[0]["validation"] = {"examples": len(x), **self.parts.measured(x, y, given[0].name)._asdict()}
-        self.parts.records = [*self.parts.records, *found]
+        learned = replace(self.parts, records=(*self.parts.records, *found), shape=tuple(given[-1].x.shape[2:]))
+        if learned.adapters is not None and learned.adapters.tasks == "merged":
+            from evcl.training.adapters import merge
+
+            merge(self.run, learned.adapters)
+        return learned
 
     # --- the data of a round ---------------------------------------------------------------------------------------
 
-    def _reread(self, tasks: list[TaskData], classes: Sequence[Label]) -> list[TaskData]:
-        """The task with the loader that its examples are read from in each epoch, if there is one."""
-        found = self.rereading
-        if found is None:
-            return tasks
+    @staticmethod
+    def _reread(found: Rereading, tasks: list[TaskData], classes: Sequence[Label]) -> list[TaskData]:
+        """The task with the loader that its examples are read from in each epoch."""
         if len(tasks) > 1 or not set(found.counts) <= set(classes):
             raise EvclError("with reread, all examples must be of classes that are learned in one softmax")
         return [replace(tasks[0], reread=found.task(classes, tasks[0].x.shape[-1]))]
 
     def _of_one_length(self, tasks: list[TaskData], held: HeldOut) -> tuple[list[TaskData], HeldOut]:
         """The tasks and validation data with their sequences padded to one length, and the kept examples too."""
-        form = self.parts.reader.call.form
-        if form is None or not form.step:
-            return tasks, held
         every = [task.x for task in (*tasks, *self.run.kept_examples())]
         columns = max(x.shape[-1] for x in every + ([] if isinstance(held, float) else [held[0]]))
-        self.run.widen_kept(columns)
+        kept = self.run.memory
+        self.run.memory = with_examples(kept, lambda task: replace(task, x=widened(task.x, columns)))
         if not isinstance(held, float):
             held = widened(held[0], columns), held[1]
         return [replace(task, x=widened(task.x, columns)) for task in tasks], held
@@ -319,11 +313,6 @@ class Learning:
             others = set(self.session.heads[task.head]) - set(classes)
             given = {label: weight for label, weight in given.items() if label not in others}
         return weighted(data, given, classes)
-
-    def _doubt(self, predicted: Tensor, head: int) -> Tensor:
-        """[n]: how unsure these predictions are, from 0 to 1."""
-        name = next(name for name, groups in self.session.groups.items() if head in {one.number for one in groups})
-        return self.run.likelihood.doubt(predicted, self.session.scales.get(name), values.draws(self.parts))
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
@@ -356,7 +345,9 @@ class Learning:
             step = math.ceil(len(x) / DOUBTED)
             some = task.x if step == 1 else task.x[:, ::step]  # what is known of all rows of a frozen trunk is reused
             p = self.run.predict(some, task.head, task=task.task)[0]
-            one = density(x, self._doubt(p, task.head), room(columns, weights))
+            name = next(name for name, some in self.session.groups.items() if task.head in {one.number for one in some})
+            doubt = self.run.likelihood.doubt(p, self.session.scales.get(name), self.parts.draws)
+            one = density(x, doubt, room(columns, weights))
             found = one if found is None else found.merged(one, room(columns, weights))
         return found
 

@@ -12,10 +12,8 @@ from torch import Tensor
 from evcl._core.density import of_sites
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
-from evcl.learner import card
-from evcl.learner.describing import DENSITY
 from evcl.learner.learner import Learner
-from evcl.learner.loading import rebuilt
+from evcl.learner.persist import DENSITY, Described, rebuilt, versions
 from evcl.methods import packing
 from evcl.methods.memories import keeps_examples
 from evcl.methods.memory import TRUNK
@@ -80,7 +78,7 @@ class _Part:
     """The base or a site."""
 
     def __init__(self, name: str, learner: Learner) -> None:
-        self.name, self.session, self.records = name, learner.parts.session, learner.parts.records
+        self.name, self.session, self.records = name, learner.parts.session, list(learner.parts.records)
         self.description, self.tensors = learner.described()
         run = learner.parts.run
         self.network, self.memory, self.settings, self.rounds = run.network, run.memory, run.settings, run.rounds
@@ -215,7 +213,7 @@ def _add_groups(plan: _Plan, part: _Part, i: int, known: int, base: Mapping[str,
             shown[domains[domain]] |= part.session.shown[head][group.domain] & set(group.classes)
 
 
-def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[Described, dict[str, Tensor]]:
     """The description and tensors of the merged learner: see `Learner.described`."""
     base = parts[0]
     trunk = {name: base.layout.shapes[name] for name in base.network.trunk_names}
@@ -245,7 +243,7 @@ def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[dict[str, Any], dict[s
         "shown": {name: _shown(plan, name) for name in plan.heads},
         "seen": plan.seen,
         "records": _records(parts, plan),
-        "versions": card.versions(),
+        "versions": versions(),
     }
     return description, {name: tensor.contiguous() for name, tensor in tensors.items()}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -48,20 +48,13 @@ class Reader:
         self.label: str | None = None
         self.first = False  # whether the form of the inputs may be decided now
 
-    @contextmanager
-    def reading(self, label: str | None, first: bool = False) -> Iterator[None]:
-        """Inside this context, `label` names the column of labels, and a first task decides the form of the inputs; if
-        it fails, the form is as before.
+    def forked(self, label: str | None = None, first: bool = False) -> Reader:
+        """A reader with a call of its own. `label` names the column of labels; a first task decides the form of the
+        inputs.
         """
-        before, outer = self.call.form, (self.label, self.first)
-        self.label, self.first = label, first
-        try:
-            yield
-        except BaseException:
-            self.call.form = before
-            raise
-        finally:
-            self.label, self.first = outer
+        made = copy.copy(self)
+        made.call, made.label, made.first = copy.copy(self.call), label, first
+        return made
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -157,7 +150,12 @@ class Reader:
             given = LABELS if self.label is None else [self.label]
             target = next(name for name in given if name in data.columns)
             return data[[name for name in data.columns if name != target]], y
-        if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_pair(data[1]) and _is_some(data[1]):
+        if (
+            isinstance(data, (tuple, list))
+            and len(data) == 2
+            and not _is_pair(data[1])
+            and not isinstance(data[1], Mapping)
+        ):
             return data[0], data[1]
         if isinstance(data, (tuple, list)) and len(data) > 2 and all(map(_is_array, data)):
             x, y, task = self._parts(tuple(data), "the data")
@@ -339,11 +337,6 @@ def _is_text(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and _is_text(value[0])
     return isinstance(value, str) or getattr(getattr(value, "dtype", None), "kind", "") in ("U", "S")
-
-
-def _is_some(y: object) -> bool:
-    """Whether this can be labels: not a batch that is a dict."""
-    return not isinstance(y, Mapping)
 
 
 def _is_pair(item: object) -> bool:

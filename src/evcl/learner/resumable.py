@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from evcl._core.errors import Diverged, EvclError
 from evcl._core.interrupts import deferred
+from evcl.learner.persist import Described
 from evcl.training import Checkpointer, Checkpoints, History, Observers, Run, TaskData, Validation
 from evcl.training.checkpoint import AnotherRun
 
@@ -19,7 +18,7 @@ from evcl.training.checkpoint import AnotherRun
 def learn(
     run: Run,
     folder: Path,
-    about: Mapping[str, Any],
+    about: Described,
     tasks: list[TaskData],
     report: History,
     validation: Validation | None,

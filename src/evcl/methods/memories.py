@@ -167,6 +167,11 @@ def kept_examples(memory: object) -> list[TaskData]:
     return [task for kept in _stored_as(KeptExamples, memory) for task in kept]
 
 
+def with_models(memory: M, change: Callable[[Model], Model]) -> M:
+    """The memory with its second networks changed."""
+    return each(memory, lambda how, value: change(value) if isinstance(how, Another) else value)
+
+
 def with_examples(memory: M, change: Callable[[TaskData], TaskData]) -> M:
     """The memory with each task's kept examples changed."""
     return each(memory, lambda how, value: tuple(map(change, value)) if isinstance(how, KeptExamples) else value)

@@ -102,7 +102,7 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
     linear, between = modules[::2], modules[1::2]
     plain = all(type(m) is Linear for m in linear) and all(type(m) is nn.ReLU for m in between)
     every = [network, *trunk.modules()]
-    watched = any(vars(m)["_forward_pre_hooks"] or vars(m)["_backward_hooks"] for m in every)
+    watched = any(m._forward_pre_hooks or m._backward_hooks for m in every)
     watched = watched or not all(isinstance(hook, Film) for m in every for hook in m._forward_hooks.values())
     if not linear or len(linear) != len(between) or not plain or watched:
         return None

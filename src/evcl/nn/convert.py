@@ -205,7 +205,7 @@ class _Conversion:
             form, trainable = _form(plain), [p.requires_grad for p in plain.parameters()]
             if form is None or not self._chosen(path) or not (any(trainable) or not trainable):
                 self.done[id(plain)] = self._kept(plain, copied, path, second)
-            elif not all(trainable) or vars(plain)["_forward_pre_hooks"] or plain._forward_hooks or more_keys(plain):
+            elif not all(trainable) or plain._forward_pre_hooks or plain._forward_hooks or more_keys(plain):
                 self.done[id(plain)] = self._kept(plain, copied, path, second, direct=True)
             else:
                 made = self._taken_up(form(plain), path, second, type(plain))

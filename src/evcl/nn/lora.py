@@ -185,7 +185,7 @@ class AdaptedLinear(nn.Module):
 
     def __init__(self, base: nn.Linear, lora: LoRA, path: str) -> None:
         super().__init__()
-        self.base, self.scale, self.path = base, lora.scale, path
+        self.base, self.lora, self.scale, self.path = base, lora, lora.scale, path
         self.up = Up(lora.rank, base.out_features, _prior(base.weight, lora.rank, lora.scale)).to(base.weight)
         self.register_buffer(DOWN, _rows(lora, path, base.in_features, 0).to(base.weight))
 
@@ -195,7 +195,8 @@ class AdaptedLinear(nn.Module):
 
     def merge(self, up: dict[str, Tensor], lora: LoRA, turn: int) -> None:
         """W0 += scale B A for these B, by name within the layer, and draw the A of the next turn."""
-        self.base.weight.data = self.base.weight.detach() + self.scale * (up["up.weight"].to(self.down) @ self.down)
+        merged = self.base.weight.detach() + self.scale * (up["up.weight"].to(self.down) @ self.down)
+        self.base.weight = nn.Parameter(merged, requires_grad=False)  # not in place: copies of the layer share it
         self.down = _rows(lora, self.path, self.down.shape[1], turn).to(self.down)
 
     def frozen(self) -> list[str]:
@@ -211,6 +212,7 @@ class AdaptedAttention(Attention):
     def __init__(self, base: nn.MultiheadAttention, lora: LoRA, path: str) -> None:
         super().__init__()
         self.batch_first, self.num_heads, self.scale, self.path = base.batch_first, base.num_heads, lora.scale, path
+        self.lora = lora
         packed, bias = base.in_proj_weight, base.in_proj_bias
         own = [base.q_proj_weight, base.k_proj_weight, base.v_proj_weight] if packed is None else packed.chunk(3)
         for k, name in enumerate(("query", "key", "value")):
@@ -285,6 +287,9 @@ def with_adapters(network: nn.Module, lora: LoRA | None) -> nn.Module:
     if lora is not None:
         if not isinstance(lora, LoRA):
             raise EvclError(f"adapters must be an evcl.nn.LoRA, such as evcl.nn.LoRA(rank=8), not {lora!r}")
+        known = [layer for _, layer in adapted(network)]
+        if known and all(getattr(layer, "lora", None) == lora for layer in known):  # that of a pickled learner
+            return network
         return lora(network)
     if not isinstance(network, nn.Module) or not any(_of_peft(m) for m in network.modules()):
         return network

@@ -5,6 +5,7 @@ Its layers compute with flat buffers, which `bind` puts in front of them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import takewhile
@@ -73,7 +74,7 @@ class BayesianNetwork(nn.Module):
         self.layout, self.trunk_names = layout, tuple(layout.shapes)
         self.posterior, self.centre, self.scales = posterior, centre, dict(scales)
         self.task_weights: TaskWeights | None = None
-        self.heads = nn.ModuleList()
+        self.heads = Heads(weights)
         self.owned = nn.ModuleList(own for _, _, own in owned)
         self.direct, self.frozen = direct, dict(frozen or {})
         self._settled = False
@@ -460,11 +461,9 @@ class BayesianNetwork(nn.Module):
 
     def add_head(self, outputs: int = 0) -> int:
         """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""
-        k = len(self.heads)
-        head = NumberHead(k, outputs, self.posterior.mean) if self.beside_outputs else Linear(NOTHING)
-        head.names, head.weights = head_names(k), self.weights
-        self.heads.append(head)
-        return k
+        return self.heads.add(
+            NumberHead(len(self.heads), outputs, self.posterior.mean) if self.beside_outputs else None
+        )
 
     def with_slots(self, slots: Sequence[Slot]) -> Layout:
         """The layout extended by these slots."""
@@ -524,11 +523,61 @@ class BayesianNetwork(nn.Module):
 
     def layers_of(self, heads: Sequence[int]) -> list[BayesianLayer]:
         """The Bayesian layers of the trunk and of these heads."""
-        return [*self.trunk_layers(), *([] if self.whole else [cast(Linear, self.heads[k]) for k in heads])]
+        return [*self.trunk_layers(), *([] if self.whole else [self.heads[k] for k in heads])]
 
     def _with_state(self) -> list[BayesianLayer]:
         """The layers that may have state beside their weights: heads have some only for numbers."""
         return self.bayesian_layers() if self.beside_outputs else self.trunk_layers()
+
+
+class Heads:
+    """The layers of the heads. Those without state are made when they are first used: there may be thousands."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights, self.count = weights, 0
+        self.made: dict[int, Linear] = {}
+        self.measuring: dict[int, NumberHead] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, k: int) -> Linear:
+        found = self.measuring.get(k) or self.made.get(k)
+        if found is None:
+            if not 0 <= k < self.count:
+                raise IndexError(k)
+            self.made[k] = found = Linear(NOTHING)
+            found.names, found.weights = head_names(k), self.weights
+        return found
+
+    def add(self, head: NumberHead | None) -> int:
+        """Add a head, and return its number."""
+        if head is not None:
+            self.measuring[self.count] = head
+            head.names, head.weights = head_names(self.count), self.weights
+        self.count += 1
+        return self.count - 1
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Heads:
+        found = Heads(copy.deepcopy(self.weights, memo))
+        found.count, found.measuring = self.count, copy.deepcopy(self.measuring, memo)
+        return found
+
+
+def forked(network: BayesianNetwork, call: Call) -> BayesianNetwork:
+    """A network with modules of its own, called by `call`, and the same tensors: they are replaced, and not changed in
+    place.
+    """
+    values = network.posterior, network.beside, network.layout, network.task_weights
+    memo: dict[int, object] = {**sharing(network), **{id(one): one for one in values}}
+    memo |= {id(network.weights): copy.copy(network.weights), id(network.call): call}
+    return copy.deepcopy(network, {**memo, id(network.scales): dict(network.scales)})
+
+
+def sharing(module: nn.Module) -> dict[int, object]:
+    """The memo for `copy.deepcopy` with which a copy of this module has the same tensors."""
+    parts = [some for one in module.modules() for some in (vars(one), *vars(one).values()) if isinstance(some, dict)]
+    return {id(t): t for some in parts for t in some.values() if isinstance(t, Tensor)}
 
 
 def _leaves(layout: Layout, flat: Tensor) -> Named:
@@ -544,7 +593,7 @@ def _fixed_layers(trunk: nn.Module) -> int:
 
     if never_changes(trunk):
         return WHOLE if any(True for _ in trunk.parameters()) else 0
-    if type(trunk) is not nn.Sequential or trunk._forward_hooks or vars(trunk)["_forward_pre_hooks"]:
+    if type(trunk) is not nn.Sequential or trunk._forward_hooks or trunk._forward_pre_hooks:
         return 0
     layers = list(takewhile(never_changes, trunk))
     return len(layers) if any(True for layer in layers for _ in layer.parameters()) else 0

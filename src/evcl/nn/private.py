@@ -55,8 +55,7 @@ class BayesianPerTask(BayesianLayer):
         self.register_buffer("start", inner.posterior.mean[0].clone())  # the module's own weights, saved with it
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        for module in self.inner.trunk.modules():
-            module._buffers.update({key: None if b is None else fn(b) for key, b in module._buffers.items()})
+        self.inner.trunk._apply(fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 

@@ -80,7 +80,7 @@ class _OldSpectralNorm(SpectralNorm):
 
 def attach_state(layer: nn.Module, path: str, weights: Weights, stateful: Callable[[BayesianLayer], None]) -> None:
     """Replace the hooks of the old spectral norm by ones whose state is kept per replica."""
-    hooks = vars(layer)["_forward_pre_hooks"]
+    hooks = layer._forward_pre_hooks
     for key, hook in list(hooks.items()):
         if isinstance(hook, OldHook):
             state = _OldSpectralNorm(hook, layer)

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
@@ -232,7 +232,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         before, rows = opened.before, opened.rows
         spread = spread or before is not None or self.likelihood == "categorical"
         learner = self._new(opened) if before is None else self._next(before, opened.scaling)
-        learner.parts.trial = not spread
+        learner.parts = replace(learner.parts, trial=not spread)
         scaling = opened.scaling.after(rows.x) if self.scale else opened.scaling
         x = scaling(rows.x)
         name = _free(learner.tasks) if opened.name is None else opened.name
@@ -251,7 +251,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 **self._options(learner),
             )
         self._told(learner, name)
-        learner.parts.trial = False
+        learner.parts = replace(learner.parts, trial=False)
         self._learner, self._scaling = learner, scaling
         return opened._replace(learned=True, spread=spread)
 
@@ -322,26 +322,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         learner = self._settled(spread)
         inputs = _dense(validate_data(self, x, dtype=np.float32, accept_sparse="csr", reset=False))
         return learner.predictions(np.require(self._scaling(inputs), requirements="W"))
-
-    # --- pickling --------------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A learner is pickled as its description and tensors, as in its file; unpickled, it is on the CPU.
-        state: dict[str, Any] = super().__getstate__().copy()
-        if "_learner" in state:
-            state["_learner"] = (*state["_learner"].described(), state["_learner"].history)
-        if state.get("_open") is not None and state["_open"].before is not None:
-            state["_open"] = state["_open"]._replace(before=state["_open"].before.described())
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "_learner" in state:
-            *described, history = state["_learner"]
-            self._learner = rebuilt(*described)
-            self._learner.history = history
-        if state.get("_open") is not None and state["_open"].before is not None:
-            self._open = state["_open"]._replace(before=rebuilt(*state["_open"].before))
 
 
 def _dense(x: Inputs | csr_array) -> Inputs:

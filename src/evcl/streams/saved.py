@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl._core.files import described, open_tensors, save_tensors
-from evcl.learner.saved import reading
+from evcl.learner.persist import opened, write
 from evcl.nn import MLP
 from evcl.streams.alarm import Alarm
 from evcl.streams.arrays import Json
@@ -28,7 +26,7 @@ def save(
 ) -> None:
     """Write a stream's file. `notes` are further texts for its metadata, `beside` further tensors."""
     about, tensors = parts_of(stream)
-    save_tensors(path, {**tensors, **beside}, {**notes, NOTE: json.dumps(about)})
+    write(path, (about, {**tensors, **beside}), notes, NOTE)
 
 
 def parts_of(stream: Stream) -> tuple[Json, dict[str, Tensor]]:
@@ -57,8 +55,7 @@ def parts_of(stream: Stream) -> tuple[Json, dict[str, Tensor]]:
 
 def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> tuple[Stream, dict[str, Tensor]]:
     """The stream of a file, and all tensors in it."""
-    with reading(path) as found, open_tensors(found) as file:
-        saved: Json | None = described(file, NOTE)
+    with opened(path, NOTE) as (saved, file):
         if saved is None:
             raise EvclError("it is not a stream that was saved by evcl")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
 from evcl._core.files import parsed
-from evcl.learner.saved import reading
+from evcl.learner.persist import reading
 from evcl.streams import saved
 from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed

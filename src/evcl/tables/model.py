@@ -20,13 +20,12 @@ from torch import Tensor
 
 from evcl._core.bounds import MOST_CLASSES
 from evcl._core.errors import BadExample, EvclError, ForgettingWarning
-from evcl._core.files import described, open_tensors
+from evcl._core.files import open_tensors
 from evcl._core.inputs import positions
 from evcl._core.randomness import Purpose, generator
 from evcl._core.tasks import Examples, stratified
 from evcl.learner import Learner, load
-from evcl.learner.card import now
-from evcl.learner.saved import reading, write
+from evcl.learner.persist import now, opened, reading, write
 from evcl.metrics import expected_calibration_error
 from evcl.tables.asked import Learning
 from evcl.tables.earlier import (
@@ -282,8 +281,7 @@ def _check_numbers(line: Json, names: Collection[str], more: Collection[str]) ->
 def load_model(path: Path) -> Model:
     """Load a model that `save` wrote. No code from the file is run."""
     learner = load(path)
-    with reading(path), open_tensors(path) as file:
-        saved = described(file, NOTE)
+    with opened(path, NOTE) as (saved, file):
         own = {name: file.get_tensor(name) for name in file.keys() if name.startswith(SUMMARY)}  # noqa: SIM118
     if saved is None:
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.load")

@@ -5,28 +5,18 @@ To change: how fast a step is (`paths.py`). No file knows a method, or a field o
 resumed from a checkpoint, a run ends with the same bits; a round that fails leaves the state as it was.
 """
 
-from typing import TYPE_CHECKING
-
-from evcl._core.lazy import lazily
 from evcl._core.ranks import joined
 from evcl.methods import Reread, TaskData
 from evcl.training.checkpoint import Checkpoints, Stopped
 from evcl.training.checkpointer import Checkpointer
 from evcl.training.data import Pool
-from evcl.training.early import Validation
 from evcl.training.graphed import streams
-from evcl.training.observer import Observer, Observers, Position, Progress
+from evcl.training.observer import History, Observer, Observers, Position, Progress, Validation
 from evcl.training.rules import Adam
 from evcl.training.run import Run
 from evcl.training.session import Given, Session
-from evcl.training.state import State
 from evcl.training.step import Step, matmul_precision
 from evcl.training.stream import StreamResult, learn_stream
-
-if TYPE_CHECKING:
-    from evcl.training.history import History
-else:
-    __getattr__, __dir__ = lazily(__name__, {"evcl.training.history": "History"})
 
 __all__ = [
     "Adam",
@@ -42,7 +32,6 @@ __all__ = [
     "Reread",
     "Run",
     "Session",
-    "State",
     "Step",
     "Stopped",
     "StreamResult",

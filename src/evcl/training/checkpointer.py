@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from evcl._core.ranks import Ranks
-from evcl.methods import packing
 from evcl.training.checkpoint import Checkpoints, Identity, Saved, Stopped, Writer
 from evcl.training.observer import Observer, Position
 from evcl.training.run import Run
-from evcl.training.state import State, tensors_of
 from evcl.training.step import Step
 
 MOST_STAGES = 10_000  # fits of one round
@@ -46,7 +44,8 @@ class Checkpointer(Observer):
         self._run: Run
         self._extra: Mapping[str, Tensor] = {}
         self._domains: list[int] = []
-        self._state: State  # the run's state at the start of the round or, if it is learned, at its end
+        self._tensors: dict[str, Tensor] = {}  # the run's at the start of the round or, if it is learned, at its end
+        self._outline: Any = None  # of its memory then
         self._learned = False
         self._fits: dict[int, dict[str, Tensor]] = {}  # results of the round's finished fits
         self._fit: tuple[int, Step, Tensor] | None = None  # the fit in progress
@@ -91,13 +90,14 @@ class Checkpointer(Observer):
         self._heads, self._domains, self._learned = (seen, own), list(domains), False
         if self.file.saved is not None:
             self.load(self.file.saved)
-        self._state = run.state()
+        self._tensors, self._outline = run.tensors(), run.outline()
         return self._learned
 
     def learned(self) -> None:
         """Called when the round is learned and only its evaluation remains."""
         self.file.saved = self._fit = None
-        self._fits, self._state, self._learned = {}, self._run.state(), True
+        self._fits, self._learned = {}, True
+        self._tensors, self._outline = self._run.tensors(), self._run.outline()
         self.file.write(self)
         self.pause()
 
@@ -159,7 +159,7 @@ class Checkpointer(Observer):
     # --- Resumable --------------------------------------------------------------------------------------------------
 
     def position(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"round": self._round, "outline": packing.outline(self._state.memory)}
+        found: dict[str, Any] = {"round": self._round, "outline": self._outline}
         found |= {"domains": self._domains} if any(self._domains) else {}
         found["learned"] = self._learned
         if self._fit is not None and self._position is not None:
@@ -167,7 +167,7 @@ class Checkpointer(Observer):
         return found
 
     def tensors(self) -> dict[str, Tensor]:
-        found = {f"run {name}": t for name, t in tensors_of(self._state).items()}
+        found = {f"run {name}": t for name, t in self._tensors.items()}
         found |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
         found |= {f"extra {name}": t for name, t in self._extra.items()} | {"diverged": self._run.diverged}
         if self._fit is None or self._position is None:

@@ -20,14 +20,11 @@ from evcl.nn.chain import LayerNames, find_chain, padded
 from evcl.nn.norms import BatchNorm
 from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.training import paths
-from evcl.training.data import Pool
-from evcl.training.early import Best, Validation
+from evcl.training.data import Pool, all_heads
 from evcl.training.graphed import GraphedSteps
-from evcl.training.lessons import all_heads
-from evcl.training.observer import Observer, Observers, Progress
-from evcl.training.optimise import EagerSteps, Steps, optimise
+from evcl.training.observer import Best, Observer, Observers, Progress, Validation
+from evcl.training.optimise import EagerSteps, RereadSteps, Steps, optimise, reread_task
 from evcl.training.per_task import TaskFit
-from evcl.training.reread import RereadSteps, reread_task
 from evcl.training.step import Execution, Step
 
 if TYPE_CHECKING:
@@ -104,7 +101,8 @@ class Fitting:
             bool(self.settings.get("augment")) and fit.likelihood is None
         )  # a generator learns the images as they are
         pool = Pool(fit.data, network.classes, len(whole.mean), likelihood, augment)
-        reread = reread_task(fit, self.round, stage)
+        again = any(task.reread is not None for task in self.round.tasks)
+        reread = reread_task(fit, self.round, stage) if again else None
         chain = find_chain(network, pool.x)
         path = paths.chosen(paths.Request(network, whole, fit, pool, self.how, chain, reread is not None))
         chain = chain if path in paths.BY_HAND else None
@@ -143,13 +141,15 @@ class Fitting:
         s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
         s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
         step = Step(network, q, own, s, context.pool, context.chain, context.task_fit, self.how)
-        start = step.q.snapshot() if run.allow_divergence else None
+        start = step.q.snapshot() if run.how.allow_divergence else None
         task_fit = context.task_fit
         first = None if task_fit is None else task_fit.values.clone()
         watching = _Stage(self, fit, stage, context, step)
         steps = self._steps(fit, stage, context, step, watching, length)
         try:
-            optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
+            optimise(
+                step, steps, length, s, run.seeds, stage, watching, run.diverged if run.how.allow_divergence else None
+            )
         finally:
             if isinstance(steps, GraphedSteps):
                 steps.release()
@@ -213,9 +213,8 @@ class Fitting:
         if number is None:
             number = self.round.number if stage == 0 else -1 - self.round.number - FAR * (stage - 1)
         if context.reread is not None and context.reread.reread is not None:
-            steps = RereadSteps(step, pool, run.seeds, number, watching, fit.sampler, self.how.noise)
-            steps.reread, steps.losses, steps.length = context.reread.reread, fit.losses, length
-            return steps
+            about = step, pool, run.seeds, number, watching, fit.sampler, self.how.noise, fit.losses, length
+            return RereadSteps(*about, read=context.reread.reread.read)
         if context.path in ("kernels", "graph"):
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.how.noise)

@@ -1,12 +1,19 @@
-"""Observers of training: one interface for callbacks, progress displays and checkpoints."""
+"""Observers of training: one interface for callbacks, progress displays, checkpoints and early stopping."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl.callbacks import Callback, Epoch
+from evcl.methods import TaskData
+from evcl.targets import Likelihood
 
 if TYPE_CHECKING:
     from evcl.training.step import Step
@@ -114,3 +121,109 @@ class Observers(Observer):
     def save(self, position: Position) -> None:
         for one in self.observers:
             one.save(position)
+
+
+class History(Observer):
+    """Reports a round to the callbacks of one network, replica `replica` of a run, and keeps a record of its epochs."""
+
+    def __init__(self, task: str, callbacks: Any, replica: int = 0) -> None:
+        self.task, self.replica = task, replica
+        self.epochs: list[Epoch] = []
+        self.callbacks: list[Callback] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise EvclError(f"callbacks must be a list of evcl.Callback objects, but one of them is {callback!r}")
+
+    def begin(self, epochs: int) -> None:
+        for callback in self.callbacks:
+            callback.begin_task(self.task, epochs)
+
+    def begin_epoch(self, epoch: int) -> None:
+        for callback in self.callbacks:
+            callback.begin_epoch(self.task, epoch)
+
+    def end_epoch(self, progress: Progress) -> bool:
+        """Copy the numbers from the device, once per epoch, and call all callbacks, even if one asks to stop."""
+        p, losses = progress, progress.step.losses_now()
+        numbers = [p.nll, *losses.values(), *(p.validation or ())]
+        nll, *rest = torch.stack(numbers)[:, self.replica].tolist()
+        terms, measured = rest[: len(losses)], rest[len(losses) :]
+        lr = p.lr[self.replica] if isinstance(p.lr, torch.Tensor) else p.lr
+        epoch = Epoch(
+            task=self.task,
+            epoch=p.epoch,
+            epochs=p.epochs,
+            nll=nll,
+            terms=dict(zip(losses, terms, strict=True)),
+            lr=float(lr),
+            validation_nll=measured[0] if measured else None,
+            validation_accuracy=measured[1] if measured else None,
+            stage=p.stage,
+            path=p.path,
+        )
+        self.epochs.append(epoch)
+        stop = False
+        for callback in self.callbacks:
+            stop |= callback.end_epoch(epoch) is True
+        return stop
+
+    def end(self) -> None:
+        for callback in self.callbacks:
+            callback.end_task(self.task, tuple(self.epochs))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out examples. With `patience`, a task stops after that many epochs without a smaller validation NLL, and
+    ends with the weights of the epoch that had the smallest.
+    """
+
+    data: TaskData
+    patience: int | None = None
+
+    def measure(self, p: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+        """[R] each: the NLL (the weighted mean) and the accuracy of the predictions p [R, M, classes]."""
+        y = self.data.y
+        nll, right = likelihood.score(p, y.repeat(len(p) // len(y), *[1] * (y.dim() - 1)))
+        if self.data.weights is not None:
+            nll = nll * self.data.weights
+        return nll.mean(1), right.mean(1)
+
+
+class Best:
+    """The best epoch of one network: copies, on its device, of everything that predictions and trackers depend on."""
+
+    def __init__(self, step: Step, patience: int) -> None:
+        if len(step.q.mean) != 1:
+            raise ValueError("early stopping works for one network only")
+        own = None if step.task_fit is None else step.task_fit.values
+        tracked = [buffer for tracker in step.trackers for buffer in tracker.buffers()]
+        rule = [] if step.estimating is None else step.estimating.buffers()  # trackers may read the rule's state
+        parts = (step.q.mean, step.q.log_std, own, *step.statistics, *tracked, *rule)
+        self.live = [tensor for tensor in parts if tensor is not None]
+        self.kept = [tensor.clone() for tensor in self.live]
+        self.patience = patience
+        self.nll, self.since = torch.full((1,), math.inf, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+
+    def buffers(self) -> list[Tensor]:
+        """Every tensor that an epoch changes."""
+        return [*self.kept, self.nll, self.since]
+
+    def enough(self, nll: float) -> bool:
+        """Record an epoch's validation NLL; return True if it has not improved for `patience` epochs."""
+        if nll < float(self.nll):
+            self.nll.fill_(nll)
+            self.since.zero_()
+            self._copy(self.live, self.kept)
+        else:
+            self.since += 1
+        return int(self.since) >= self.patience
+
+    def restore(self) -> None:
+        if float(self.nll) < math.inf:
+            self._copy(self.kept, self.live)
+
+    @staticmethod
+    def _copy(source: list[Tensor], to: list[Tensor]) -> None:
+        for a, b in zip(source, to, strict=True):
+            b.copy_(a)

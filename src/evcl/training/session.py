@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections import Counter
@@ -19,7 +20,7 @@ from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, positions
 from evcl.methods import TaskData
 from evcl.methods.method import Newcomer
-from evcl.nn import Gaussian
+from evcl.nn.inputs import Call
 from evcl.targets.scale import Scale
 from evcl.training import targets
 from evcl.training.run import Run
@@ -85,19 +86,22 @@ class Session:
         self.lacking: list[Label] = []  # old classes that the last task had no rows of, but whose softmax it trained
         self.scales: dict[str, Scale] = {}  # head -> the scale of its targets, if they are not classes
         self.density: Density | None = None  # summary of all training rows, if the learner keeps one
-        self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # weight draws of the last prediction
+
+    def forked(self, call: Call) -> Session:
+        """A session of its own with a fork of the run, to learn a round while this one predicts."""
+        made = copy.copy(self)
+        made.run = self.run.forked(call)
+        made.heads, made.groups = dict(self.heads), dict(self.groups)  # their values are replaced, never changed
+        made.shown, made.domains = dict(self.shown), dict(self.domains)
+        return made
 
     @contextmanager
     def round(self, given: Sequence[Given], ended: Callable[[], None] = lambda: None) -> Iterator[list[TaskData]]:
         """Add or extend the heads of these tasks and yield their data; learn them inside this context.
 
-        On success, the tasks are recorded and `ended` is called. If learning or `ended` fails, everything is restored.
+        On success, the tasks are recorded and `ended` is called. If learning fails, the session is left unfinished: let
+        a fork learn.
         """
-        state = self.run.state()
-        self._drawn = None
-        before = dict(vars(self))
-        self.heads, self.groups = dict(self.heads), dict(self.groups)  # their values are replaced, never changed
-        self.shown, self.domains = dict(self.shown), dict(self.domains)
         try:
             with self.run.network.keeping():
                 moved = [task._replace(x=task.x.to(self.run.network.posterior.mean)) for task in given]
@@ -107,12 +111,8 @@ class Session:
             self.tasks = {**self.tasks, **{task.name: task.head for task in given}}
             self.seen = [*self.seen, *heads]
             ended()
-        except BaseException as error:
-            self.run.restore(state)
-            vars(self).update(before)
-            if isinstance(error, EvclError):
-                raise error.within(f"task {given[-1].name!r}") from error
-            raise
+        except EvclError as error:
+            raise error.within(f"task {given[-1].name!r}") from error
 
     def _prepared(self, task: Given, number: int) -> list[TaskData]:
         """The task's data on the run's device, one part for each group of classes that it uses, the largest first."""
@@ -127,13 +127,15 @@ class Session:
         every = [*self.shown.get(name, []), set()]  # a new domain is the last
         shown = every[domain]
         if not groups:
-            groups = [Group(run.add_head(self.features(task), len(classes)), classes)]
+            (k,) = run.add_heads(self.features(task), [len(classes)])
+            groups = [Group(k, classes)]
         elif self._apart(task, present, shown) and (domain > 0 or self._tells_apart(task, groups)):
             own = [label for label in classes if label in present - shown]
             groups.append(Group(run.add_head(self.features(task), len(own)), own, domain))
         here = {label for group in groups if group.domain == domain for label in group.classes}
         new = [label for label in classes if label not in here and (label in present or label not in known)]
-        self._add(groups, domain, new, rows)
+        if new:
+            self._add(groups, domain, new, rows)
         every[domain] = shown | present
         self.heads[name], self.groups[name], self.domains[task.name] = classes, groups, domain
         self.shown[name] = every if every[-1] else every[:-1]
@@ -154,12 +156,11 @@ class Session:
 
     def _add(self, groups: list[Group], domain: int, new: Sequence[Label], rows: Mapping[Label, int]) -> None:
         """Add classes to the group of this domain that has the most rows of a task, in place."""
-        if new:
-            most = [sum(rows.get(label, 0) for label in group.classes) for group in groups]
-            mine = [i for i, group in enumerate(groups) if group.domain == domain]
-            k = max(mine, key=lambda i: (most[i], i))
-            groups[k] = groups[k]._replace(classes=[*groups[k].classes, *new])
-            self.run.grow_head(groups[k].number, len(groups[k].classes))
+        most = [sum(rows.get(label, 0) for label in group.classes) for group in groups]
+        mine = [i for i, group in enumerate(groups) if group.domain == domain]
+        k = max(mine, key=lambda i: (most[i], i))
+        groups[k] = groups[k]._replace(classes=[*groups[k].classes, *new])
+        self.run.grow_head(groups[k].number, len(groups[k].classes))
 
     def _domain(self, task: Given, groups: Sequence[Group]) -> int:
         """The domain of a task: a new one, or the one that most of its rows belong to."""
@@ -277,11 +278,8 @@ class Session:
 
         Weight draws are kept from one task to the next, whatever their size.
         """
-        run, heads = self.run, len(self.run.network.heads)
-        weights = run.predictor(data.task)
-        if self._drawn is None or self._drawn[0] is not weights or self._drawn[1] != heads:
-            self._drawn = weights, heads, list(run.draws(range(heads), data.task))
-        draws = self._drawn[2]
+        run = self.run
+        draws = run.draws(range(len(run.network.heads)), data.task, keep=True)
 
         def predicted(x: Tensor) -> Tensor:
             with run.network.keeping():
@@ -316,14 +314,8 @@ class Session:
         run, first = self.run, {head: number for number, head in reversed(list(enumerate(self.tasks.values())))}
         scores: dict[str, list[Tensor]] = {"entropy": [], "information": []}
         right = []
-        numbers = [group.number for groups in self.groups.values() for group in groups]
-        task = None if not run.predicts_by_task else -1
-        pairs = run.predict_with_entropy(data.x, numbers) if task is None else []
-        for name, classes in self.heads.items():
-            own = [group.number for group in self.groups[name]]
-            mine = pairs[: len(own)] if task is None else run.predict_with_entropy(data.x, own, first[name])
-            pairs = pairs[len(own) :]
-            p, aleatoric = self.mixed_with_entropy(data.x, name, mine)
+        asked = [(name, first[name] if run.predicts_by_task else None) for name in self.heads]
+        for (p, aleatoric), classes in zip(self.each_head(data.x, asked), self.heads.values(), strict=True):
             entropy = torch.special.entr(p).sum(2)
             most = math.log(max(2, len(classes)))
             scores["entropy"].append(-entropy / most)
@@ -333,7 +325,7 @@ class Session:
             right.append(p.argmax(2) == wanted)
         if not run.method.bayesian:
             del scores["information"]  # without draws of the weights, there is none
-        every = run.evidence(data.x, numbers)
+        every = run.evidence(data.x, [group.number for groups in self.groups.values() for group in groups])
         if every is not None:
             sizes = [len(groups) for groups in self.groups.values()]
             scores["likelihood"] = [part.logsumexp(2) for part in every.split(sizes, 2)]
@@ -344,6 +336,17 @@ class Session:
             unknown = torch.stack(each).isnan().any(2).any(0)
             found[how] = torch.where(unknown, torch.nan, accuracy).cpu()
         return found
+
+    def each_head(self, x: Tensor, asked: Sequence[tuple[str, int | None]]) -> list[tuple[Tensor, Tensor]]:
+        """For each of these heads, with the weights of the task beside it: the probabilities [R, N, classes], and the
+        mean entropy of the predictions of single draws of the weights, [R, N].
+        """
+        numbers = [[group.number for group in self.groups[head]] for head, _ in asked]
+        calls = list(zip(numbers, (task for _, task in asked), strict=True))
+        if all(task is None for _, task in asked):
+            calls = [([k for some in numbers for k in some], None)]
+        pairs = iter([pair for some, task in calls for pair in self.run.predict_with_entropy(x, some, task)])
+        return [self.mixed_with_entropy(x, head, [next(pairs) for _ in self.groups[head]]) for head, _ in asked]
 
     def mixed(self, x: Tensor, name: str, each: Sequence[Tensor]) -> Tensor:
         """[R, N, classes of a head]: the sum over the head's groups of p(g | x) p(y | x, g), from the predictions of

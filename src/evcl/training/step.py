@@ -19,8 +19,7 @@ from evcl.methods.applied import add_gradients, begin_tracker, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Part
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.nn.film import scale_and_shift
-from evcl.training.data import Pool
-from evcl.training.lessons import all_heads, find_lessons
+from evcl.training.data import Pool, all_heads, find_lessons
 from evcl.training.per_task import TaskFit
 from evcl.training.rules import Estimating, Rule, Update, gpu_kernels
 

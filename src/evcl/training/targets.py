@@ -100,4 +100,4 @@ def rescale(run: Run, k: int, before: Scale, after: Scale) -> None:
         return replace(task, y=after.standardised(before.restored(task.y.double())).to(task.y))
 
     network.posterior, run.memory = rescaled(network.posterior, run.memory, factor, shift, change)
-    run._changed()
+    run.changed()

@@ -1,4 +1,9 @@
-"""The default update rule: add the springs of the method's terms to the gradient, and update the posterior.
+"""Update rules: Adam or SGD for the means, Adam or a natural step for sigma, on flat buffers [R, P].
+
+`Rule` is the contract. Once per fit, `Fit(rule=make)` calls make(q, variance, grads, pull, settings, rounded), where
+`rounded` is a copy of means and variances [S, R, P] in a lower precision that the rule updates too, or None.
+
+`Update`, the default: add the springs of the method's terms to the gradient, and update the posterior.
 
 Means are updated by Adam or SGD; log sigmas by Adam or by a natural step. With v = sigma^2, the curvature H of the mean
 NLL, and a KL of weight beta/N to a prior of variance s, the objective is minimal at
@@ -19,21 +24,182 @@ There are three implementations, which the tests compare: torch operations; one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from evcl._core.devices import limited
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings, decided
 from evcl.kernels.native import Native, native
 from evcl.methods import Spring, Springs
-from evcl.nn import Gaussian
-from evcl.training.rules.adam import BETA1, BETA2, Adam
-from evcl.training.rules.rule import Rate
-from evcl.training.rules.sgd import SGD
+from evcl.nn import BayesianNetwork, Gaussian, Layout
+
+
+class Rate:
+    """A learning rate per replica, which can be scaled, and be 0 for some. `now` [R, 1] is the tensor that a CUDA graph
+    reads at each step. On a CPU, `numbers` are its values, and `value` is one number if all replicas have the same.
+    """
+
+    def __init__(self, rate: Tensor | float, like: Tensor) -> None:
+        column = torch.as_tensor(rate, dtype=like.dtype, device=like.device).expand(len(like), 1)
+        self._base, self._factor = column.clone(memory_format=torch.contiguous_format), 1.0
+        self.now, self.numbers = self._base.clone(), list[float]()
+        self.value: Tensor | float = self.now
+        self._set()
+
+    def scale(self, factor: float) -> None:
+        """From now on, it is `factor` times what it was at first."""
+        if factor != self._factor:
+            self._factor = factor
+            self._set()
+
+    def freeze(self, rows: Tensor) -> None:
+        """From now on, it is 0 for the replicas for which `rows` [R] is True."""
+        self._base.masked_fill_(rows.view(-1, 1), 0.0)
+        self._set()
+
+    def _set(self) -> None:
+        torch.mul(self._base, self._factor, out=self.now)
+        if not self.now.is_cuda:  # reading a value does not make the host wait
+            self.numbers[:] = self.now.flatten().tolist()
+            self.value = self.numbers[0] if len(set(self.numbers)) == 1 else self.now
+
+
+class Rule(Protocol):
+    """Updates q and its variances, [R, P] each, in place, from the gradient in `grads` [S, R, P] and the springs
+    `pull`.
+
+    `grads[1]` holds twice the gradient with respect to the variances. On a GPU, a step is captured as a CUDA graph
+    unless the fit has capture=False: a rule then must not read anything on the host.
+    """
+
+    count: Tensor  # number of steps taken, on the device
+
+    def __call__(self) -> None:
+        """Take a step."""
+
+    def buffers(self) -> list[Tensor]:
+        """Every tensor that a step changes or reads."""
+        ...
+
+    def scale(self, factor: float) -> None:
+        """From now on, learning rates are `factor` times those of the settings."""
+
+    def freeze(self, rows: Tensor) -> None:
+        """Stop updating the replicas for which `rows` [R] is True."""
+
+    def resume(self, steps: int) -> None:
+        """Continue after this many steps; the buffers have been restored."""
+
+
+@runtime_checkable
+class Estimating(Rule, Protocol):
+    """A rule that also computes the gradient that it uses, in place of the gradient by local reparameterisation."""
+
+    passes: int  # how often a step computes the gradient and updates, on the same examples
+    means: list[Tensor]  # what `source` fills with means over the examples, beside `grads`
+
+    def begin(self, examples: int) -> None:
+        """A step begins, on this many examples."""
+
+    def end(self) -> None:
+        """The fit has ended."""
+
+    def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Any]) -> Callable[..., Any]:
+        """Return (rows [R, B], noise) -> NLL [R], which writes means over these examples into `grads` and `means`.
+        Processes that share a batch then average these.
+
+        `pool` holds the examples. at(theta [1, R, P], into [1, R, P]) makes such a function for the gradient at point
+        weights: it writes that of the mean NLL and the losses, at the present values of `theta`, into `into`.
+        """
+        ...
+
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+class Adam:
+    """Updates `weights` [R, P] in place; `lr` is a number or [R, 1]."""
+
+    def __init__(self, weights: Tensor, lr: Tensor | float, epsilon: float = EPSILON) -> None:
+        self.weights, self.lr, self.epsilon = weights, lr, epsilon
+        self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
+        self.count = torch.zeros((), device=weights.device)
+
+    def state(self) -> list[Tensor]:
+        return [self.weights, self.first, self.second, self.count]
+
+    def step(self, grad: Tensor, scratch: Tensor) -> None:
+        """One step against `grad`; `scratch`, of the same shape, is overwritten."""
+        self.count.add_(1)
+        if not isinstance(self.lr, Tensor) and self._fused(self.lr, grad):
+            return
+        bias1, bias2 = (self._bias(beta) for beta in (BETA1, BETA2))
+        self.first.lerp_(grad, 1 - BETA1)
+        self.second.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
+        torch.sqrt(self.second, out=scratch)
+        scratch.div_(bias2.sqrt()).add_(self.epsilon)
+        torch.div(self.first, scratch, out=scratch)
+        self.weights.sub_(scratch.mul_(self.lr / bias1))
+
+    def _bias(self, beta: float) -> Tensor:
+        """1 - beta^steps, on the device, so that a graph can be made of this."""
+        if limited(self.count.device):
+            return -torch.expm1(math.log(beta) * self.count)  # accurate in float32, too
+        return 1 - beta ** self.count.double()
+
+    def _fused(self, lr: float, grad: Tensor) -> bool:
+        """What torch.optim.Adam(fused=True) calls, without its overhead. The function is private: if this version of
+        torch lacks it or takes other arguments, nothing has moved, and the answer is False.
+        """
+        try:
+            torch._fused_adam_(
+                [self.weights],
+                [grad],
+                [self.first],
+                [self.second],
+                [],
+                [self.count],
+                lr=lr,
+                beta1=BETA1,
+                beta2=BETA2,
+                weight_decay=0.0,
+                eps=self.epsilon,
+                amsgrad=False,
+                maximize=False,
+            )
+        except (AttributeError, TypeError, NotImplementedError):
+            return False
+        return True
+
+
+class SGD:
+    """Updates `weights` [R, P] in place; `lr` and `momentum` are numbers or [R, 1]."""
+
+    def __init__(self, weights: Tensor, lr: Tensor | float, momentum: Tensor | float = 0.0) -> None:
+        self.weights, self.lr, self.momentum = weights, lr, momentum
+        moving = isinstance(momentum, Tensor) or momentum > 0
+        self.velocity = torch.zeros_like(weights) if moving else None
+        self.count = torch.zeros((), device=weights.device)
+
+    def state(self) -> list[Tensor]:
+        return [self.weights, *([] if self.velocity is None else [self.velocity]), self.count]
+
+    def step(self, grad: Tensor, scratch: Tensor) -> None:
+        """One step against `grad`; `scratch`, of the same shape, is overwritten."""
+        self.count.add_(1)
+        if self.velocity is not None:
+            grad = self.velocity.mul_(self.momentum).add_(grad)
+        if isinstance(self.lr, Tensor):
+            self.weights.sub_(torch.mul(grad, self.lr, out=scratch))
+        else:
+            self.weights.add_(grad, alpha=-self.lr)
+
 
 DECAY = 0.999  # of the two running means whose ratio is the curvature
 

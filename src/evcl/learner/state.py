@@ -1,11 +1,12 @@
-"""Prediction: the part of a learner that uses what it has learned."""
+"""What a learner is between tasks, and how it predicts and measures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,49 +14,63 @@ from torch import Tensor, nn
 
 from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
+from evcl._core.settings import Setting
 from evcl._core.tasks import Examples, Task
-from evcl.learner import generating, values
-from evcl.learner.card import Record
+from evcl.learner.persist import Record
 from evcl.learner.reading import INFER, Reader, in_form, like
-from evcl.nn import LoRA, Names
+from evcl.nn import LoRA
 from evcl.targets import CATEGORICAL
-from evcl.targets.answers import Predictions
+from evcl.targets.answers import Numbers, Outcome, Predictions
 from evcl.targets.classes import normalised_entropy
+from evcl.targets.likelihood import NO_DENSITY
 from evcl.training import Run, Session, TaskData
 
+COUNT = Setting(1, "examples to generate", low=1, high=10_000_000)
+DRAWS = Setting(1000, "latent draws", low=1, high=10_000_000)
+TESTED = 2000  # at most this many rows of a task are predicted before they are learned
 
-@dataclass
-class Predictor:
-    """What predicts and measures for a learner, and changes nothing.
+
+@dataclass(frozen=True)
+class State:
+    """What a learner is between tasks: it predicts and measures, and never changes. A round makes another from a fork.
 
     Attributes:
-        run: the network, its weights and the method
+        run: the network, its weights, the memory of the method, the positions of the generators
         session: the names of tasks, heads and classes
-        reader: reads what users pass
+        reader: reads what users pass, and knows the form of the inputs
+        adapters: those of the network, if it has any
         shape: of an example of the last task, as it is computed with
+        records: what was learned, one per task
+        trial: whether it learns a part of a task, to see how large errors are on the rest
     """
 
     run: Run
     session: Session
     reader: Reader
-    shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+    adapters: LoRA | None = None
+    shape: tuple[int, ...] | None = None
+    records: tuple[Record, ...] = ()
+    trial: bool = False
 
-    # --- what it knows ---------------------------------------------------------------------------------------------
+    def forked(self, label: str | None = None) -> State:
+        """A state of its own, with the same tensors, to learn a round while this one predicts. `label` names the column
+        of labels.
+        """
+        reader = self.reader.forked(label, not self.tasks)
+        session = self.session.forked(reader.call)
+        return replace(self, run=session.run, session=session, reader=reader)
 
     @property
-    def likelihood(self) -> str:
-        """See `Learner.likelihood`."""
-        return self.run.likelihood.name
+    def plain(self) -> nn.Module:
+        """The network in plain torch, of which the run has a Bayesian copy."""
+        return self.run.plain
+
+    # --- what it knows ---------------------------------------------------------------------------------------------
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the learned tasks, in order."""
         return tuple(self.session.tasks)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The names of the heads, in order. A head is named after the task it was made for."""
-        return tuple(self.session.heads)
 
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
         """See `Learner.classes`."""
@@ -71,12 +86,7 @@ class Predictor:
         head, own = self.session.tasks[task], self.run.predicts_by_task or self.run.network.task_weights is not None
         return task if own else next(name for name, other in self.session.tasks.items() if other == head)
 
-    @property
-    def knows_unfamiliar(self) -> bool:
-        """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
-        return self.session.density is not None
-
-    def examples(self, data: Any, verb: str) -> tuple[Tensor, Any]:
+    def examples(self, data: object, verb: str) -> tuple[Tensor, Any]:
         if isinstance(data, (Task, Examples)):
             part = data.train if isinstance(data, Task) else data
             data = tuple(part) if self.run.likelihood.heads else (part.x, None)
@@ -85,7 +95,7 @@ class Predictor:
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
-    def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
+    def predict_proba(self, x: object, task: str | int | None = None) -> Any:
         """See `Learner.predict_proba`."""
         self._check_labelled()
         if task != INFER and self.run.likelihood.softmax:
@@ -94,22 +104,23 @@ class Predictor:
             raise EvclError("numbers have no class probabilities: use predict, or predictions for their uncertainty")
         return self.predictions(x, task).probabilities
 
-    def predict(self, x: Any, task: str | int | None = None) -> Any:
+    def predict(self, x: object, task: str | int | None = None) -> Any:
         """See `Learner.predict`."""
         if task == INFER or not self.run.likelihood.softmax:
             return self.predictions(x, task)[0]
         return self._labels(x, self.probabilities(self.inputs(x), task), self.classes(task))
 
-    def predictions(self, x: Any, task: str | int | None = None) -> Any:
+    def predictions(self, x: object, task: str | int | None = None) -> Any:
         """See `Learner.predictions`."""
         self._check_labelled()
         if not self.run.likelihood.softmax:
-            return values.predictions(self, x, task)
+            return self._values(x, task)
         checked, classes = self.inputs(x), self.classes(task)
         asked = self._asked(task)
         heads = [head for head, _ in asked]
         parts = []
-        for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, asked), strict=True):
+        found = self.tried(checked, lambda x: [part for both in self.session.each_head(x, asked) for part in both])
+        for head, p, aleatoric in zip(heads, found[::2], found[1::2], strict=True):
             entropy = torch.special.entr(p).sum(1)
             columns = [classes.index(label) for label in self.session.heads[head]]
             wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
@@ -125,26 +136,101 @@ class Predictor:
         tasks = np.array(names)[best.cpu().numpy()]
         p, entropy, aleatoric = (in_form(x, tensor) for tensor in chosen[:3])
         unfamiliar = self.unfamiliar(x, checked, chosen[3])
-        found = self._labels(x, chosen[0], classes)
-        return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
+        return Predictions(
+            self._labels(x, chosen[0], classes), p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar
+        )
 
-    def unfamiliar(self, x: Any, checked: Tensor, doubt: Tensor) -> Any:
+    def unfamiliar(self, x: object, checked: Tensor, doubt: Tensor) -> Any:
         """How far inputs lie from everything learned from, in the form of x; None if unknown."""
         seen = self.session.density
         if seen is None or len(seen.mean) != checked[0].numel():
             return None
         return in_form(x, seen.unfamiliar(checked, doubt.to(checked)))
 
+    # --- values: numbers, counts and labels --------------------------------------------------------------------------
+
+    @property
+    def draws(self) -> int:
+        """How many draws of the weights a prediction averages over."""
+        return int(self.run.settings.get("predict_samples", 1)) if self.run.network.posterior.log_std is not None else 1
+
+    def outcome(self, x: Tensor, task: str | int | None) -> Outcome:
+        """The prediction for x [N, ...], averaged over draws."""
+        if task == INFER:
+            raise EvclError("the task can be inferred from class probabilities only: choose a task")
+        run, name, number = self.run, self.head(task), self.number(task)
+        head = self.session.groups[name][0].number
+        (averaged,) = self.tried(x, lambda x: [run.predict(x, head, task=number)])
+        return run.likelihood.outcome(averaged, self.session.scales[name], self.draws)
+
+    def widened(self, x: Tensor, task: str | int | None) -> Outcome:
+        """`outcome`, with more epistemic variance for rows that have values outside the range of the training rows.
+
+        Data say nothing about the function there. Let x' be the nearest row within the range, e the distance between
+        both (see `Density.within`), f the mean that the network predicts, and s the deviation of the targets; of
+        counts, their mean. The function may change as the network does beyond the edge of the data, or not at all, or
+        by s per deviation of the inputs as it does within the data on average. So the variance grows by
+        (f(x) - f(x'))^2 + (e s)^2.
+        """
+        found, seen, run = self.outcome(x, task), self.session.density, self.run
+        name = self.head(task)
+        spread = run.likelihood.spread(run.network, self.session.groups[name][0].number, self.session.scales[name])
+        if spread is None or seen is None or len(seen.mean) != x[0].numel():
+            return found
+        moved, far = seen.within(x)
+        rows = far.nonzero().flatten()
+        if not len(rows):
+            return found
+        return found.widened(rows, self.outcome(moved[rows], task), far[rows].unsqueeze(1), spread)
+
+    def _values(self, x: object, task: str | int | None) -> Predictions | Numbers:
+        """`predictions` for values."""
+        checked = self.inputs(x)
+        first = {head: name for name, head in reversed(self.session.tasks.items())}
+        tasks = np.full(len(checked), first[self.head(None if task == INFER else task)])
+        found = self.widened(checked, task)
+        shaped = [in_form(x, one[:, 0] if one.shape[1] == 1 else one) for one in found.parts]
+        return found.answer([*shaped, tasks, self.unfamiliar(x, checked, found.doubt)])
+
+    def new_errors(self, x: Tensor, y: Tensor, weights: Tensor | None, head: str) -> Tensor:
+        """[n, D]: the squared errors, without the part that uncertain weights explain, on rows that were not learned
+        from, x and y [N, D], or on some of them; of counts, as multiples of the rate. They are multiplied by `weights`
+        [N].
+        """
+        step = math.ceil(len(y) / TESTED)
+        some, wanted = x[::step], y[::step]
+        task = next(name for name, own in self.session.tasks.items() if own == head)
+        errors = self.outcome(some, task).errors(wanted.to(some.device))
+        return errors if weights is None else weights[::step].to(errors).unsqueeze(1) * errors
+
     # --- without labels --------------------------------------------------------------------------------------------
 
-    def log_likelihood(self, x: Any, task: str | int | None = None, *, draws: int | None = None) -> Any:
+    def log_likelihood(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """See `Learner.log_likelihood`."""
-        found = generating.log_likelihood(self, x, task, draws)
+        if task is None and self.session.tasks and not self.run.predicts_by_task:
+            task = 0  # all tasks have the same network
+        self._unlabelled(task)
+        found = self._log_likelihood(*self.examples(x, "log_likelihood"), task, draws)
         return in_form(x[0] if isinstance(x, tuple) else x, found)
+
+    def _log_likelihood(self, x: Tensor, y: object, task: str | int | None, draws: int | None = None) -> Tensor:
+        """[N]: that of checked inputs, and of targets if there are any."""
+        number = self._unlabelled(task)
+        head = self.session.groups[self.head(task)][0].number
+        given = TaskData(x.unsqueeze(0), (y if isinstance(y, Tensor) else x).unsqueeze(0), head, None, number)
+        return self.run.log_likelihood(given, None if draws is None else int(DRAWS.check("draws", draws)))[0]
 
     def sample(self, task: str | int | None = None, n: int = 1) -> Tensor:
         """See `Learner.sample`."""
-        return generating.sample(self, task, n, self.shape)
+        found = self.run.sample(self._unlabelled(task), int(COUNT.check("n", n)))[0]
+        return found if self.shape is None else found.view(len(found), *self.shape)
+
+    def _unlabelled(self, task: str | int | None) -> int:
+        """The number of a task without labels."""
+        if self.run.likelihood.heads:
+            raise EvclError(NO_DENSITY)
+        self.head(task)  # raises if there is no such task
+        return self.number(task) or 0
 
     def _check_labelled(self) -> None:
         if not self.run.likelihood.heads:
@@ -152,11 +238,6 @@ class Predictor:
                 f"with likelihood={self.run.likelihood.name!r} there are no labels to predict: use log_likelihood, "
                 "sample or mean_network"
             )
-
-    @property
-    def kept(self) -> int:
-        """The number of examples of earlier tasks that the learner keeps."""
-        return sum(task.y.shape[1] for task in self.run.kept_examples())
 
     def evaluate(self, tasks: Task | Iterable[Task] | None = None) -> dict[str, float]:
         """See `Learner.evaluate`."""
@@ -185,27 +266,26 @@ class Predictor:
                 found[name] = self.measured(x, y, name)[0]
         return found
 
-    def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Any:
+    def measure(self, data: object, task: str | int | None = None, *, label: str | None = None) -> Any:
         """See `Learner.measure`."""
         self._check_labelled()
         if isinstance(data, Task):
             task = data.name if task is None else task
             data = data.test
-        with self.reader.reading(label):
-            x, y = self.examples(data, "measure")
+        x, y = replace(self, reader=self.reader.forked(label)).examples(data, "measure")
         return self.measured(x, y, task)
 
     def measured(self, x: Tensor, y: Any, task: str | int | None) -> Any:
         """`measure`, for checked inputs and targets."""
         likelihood = self.run.likelihood
         if not likelihood.heads:
-            return (float(generating.of_rows(self, x, y, task).mean()),)
+            return (float(self._log_likelihood(x, y, task).mean()),)
         if likelihood.softmax:
             classes = self.classes(task)
             return CATEGORICAL.measure(self.probabilities(x, task), positions(y, classes, unknown=len(classes)))
         if y.shape[1] != (wanted := len(self.session.heads[self.head(task)])):
             raise EvclError(f"its head has {wanted} targets per example, but these have {y.shape[1]}")
-        return values.widened(self, x, task).measure(y)
+        return self.widened(x, task).measure(y)
 
     def probabilities(self, x: Tensor, task: str | int | None) -> Tensor:
         head, number = self.head(task), self.number(task)
@@ -225,27 +305,6 @@ class Predictor:
             return [(head, number) for number, head in enumerate(self.session.tasks.values())]
         first = list(self.session.tasks.values())  # each head uses the weights of its first task
         return [(head, first.index(head) if self.run.predicts_by_task else None) for head in self.session.heads]
-
-    def _with_entropy(self, x: Tensor, asked: Sequence[tuple[str, int | None]]) -> list[tuple[Tensor, Tensor]]:
-        """For each head, with the weights of the task beside it: the probabilities, and the mean entropy of the
-        predictions of single draws of the weights.
-        """
-        session = self.session
-        numbers = [[group.number for group in session.groups[head]] for head, _ in asked]
-        calls = [(some, number) for some, (_, number) in zip(numbers, asked, strict=True)]
-        if all(number is None for _, number in asked):
-            calls = [([k for some in numbers for k in some], None)]
-
-        def predict(x: Tensor) -> list[Tensor]:
-            pairs = [pair for some, number in calls for pair in self.run.predict_with_entropy(x, some, number)]
-            found: list[Tensor] = []
-            for head, _ in asked:
-                own = [pairs.pop(0) for _ in session.groups[head]]
-                found += session.mixed_with_entropy(x, head, own)
-            return found
-
-        found = self.tried(x, predict)
-        return list(zip(found[::2], found[1::2], strict=True))
 
     def _likeliest(self, x: Tensor) -> Tensor | None:
         """[N]: the position of the head with the largest likelihood of each example; None if it is unknown."""
@@ -278,7 +337,7 @@ class Predictor:
         return list(self.session.tasks).index(str(task))
 
     @staticmethod
-    def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:
+    def _labels(x: object, p: Tensor, classes: Sequence[Label]) -> Any:
         cut = any(isinstance(label, str) and label.endswith("\0") for label in classes)  # numpy would cut it off
         found, x = np.array(classes, dtype=object if cut else None)[p.argmax(1).cpu().numpy()], like(x)
         return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
@@ -305,7 +364,7 @@ class Predictor:
             raise unknown("task", task, tasks)
         return tasks[task]
 
-    def inputs(self, x: Any) -> Tensor:
+    def inputs(self, x: object) -> Tensor:
         """Convert the inputs to one tensor, and try the network on one example."""
         return self.tested(self.reader.tensor(x, self.run.network.posterior.mean.device))
 
@@ -326,29 +385,6 @@ class Predictor:
             both = [*((f"input {i}", t) for i, t in enumerate(args)), *((repr(name), t) for name, t in named.items())]
             shapes = ", ".join(f"{name} [{', '.join(map(str, (len(x), *t.shape[1:])))}]" for name, t in both)
         return EvclError(f"the network does not take {shapes}: {str(error).splitlines()[0]}")
-
-
-@dataclass
-class Parts(Predictor):
-    """All that a learner works with: for evcl's own code, not for users.
-
-    Attributes:
-        plain: the network in plain torch, of which the run has a Bayesian copy
-        unsupported, only, skip, adapters, accumulate: options of the learner
-        records: what was learned, one per task
-        trial: whether the learner is a copy that learns a part of a task
-        busy: whether a task is being learned
-    """
-
-    plain: nn.Module
-    unsupported: Literal["error", "deterministic"] = field(kw_only=True)
-    only: Names = field(kw_only=True)
-    skip: Names = field(kw_only=True)
-    adapters: LoRA | None = field(kw_only=True)
-    accumulate: int = field(kw_only=True)
-    records: list[Record] = field(default_factory=list, kw_only=True)
-    trial: bool = field(default=False, kw_only=True)
-    busy: bool = field(default=False, kw_only=True)
 
 
 def _index(like: Tensor, values: list[int]) -> Tensor:

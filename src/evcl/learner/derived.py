@@ -1,16 +1,48 @@
-"""A learner whose network has more inputs than before."""
+"""Learners made from a learner: with a layer of lower rank (see `evcl.nn.truncate`), or with more inputs."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from evcl._core.errors import EvclError
-from evcl.nn import MLP
+from evcl._core.errors import EvclError, unknown
+from evcl.methods import memories
+from evcl.nn import MLP, Gaussian
+from evcl.nn.truncation import low_rank
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
+
+
+@torch.no_grad()
+def truncated(learner: Learner, layer: str, rank: float) -> Learner:
+    made = copy.deepcopy(learner)
+    run, network, name = made.parts.run, made.parts.run.network, f"{layer}.weight"
+    if name in network.trunk_names:
+        q = network.posterior
+        mean = q.mean.clone()
+        view = network.layout.view(mean, name)
+        view.copy_(torch.stack([low_rank(weight, layer, rank) for weight in view]))
+
+        def changed(t: Tensor) -> Tensor:
+            return mean if t.shape == q.mean.shape and t.equal(q.mean) else t
+
+        run.memory = memories.mapped(run.memory, changed)
+        network.posterior = Gaussian(mean, q.log_std)
+        run.changed()
+        return made
+    frozen = network.trunk.state_dict()
+    if name not in frozen:
+        known = [one.removesuffix(".weight") for one in (*network.trunk_names, *frozen) if one.endswith(".weight")]
+        raise unknown("layer", layer, known)
+    for trunk in (network.trunk, made.parts.plain):
+        weight = trunk.state_dict()[name]
+        weight.copy_(low_rank(weight, layer, rank))
+    return made
 
 
 @torch.no_grad()
@@ -19,7 +51,7 @@ def with_inputs(learner: Learner, count: int) -> Learner:
     mean 0. All else is what it would be if the new inputs had been 0 in every row learned, so predictions for such rows
     stay.
     """
-    from evcl.learner.loading import rebuilt
+    from evcl.learner.persist import rebuilt
 
     plain, method = learner.parts.plain, learner.method
     what = "its network is not an evcl.nn.mlp" if not isinstance(plain, MLP) else ""
@@ -36,7 +68,7 @@ def with_inputs(learner: Learner, count: int) -> Learner:
     except EvclError as error:
         raise EvclError(f"{method.name} cannot have more inputs: {error}") from None
     made.parts.plain.inputs = inputs  # type: ignore[assignment]
-    made.parts.shape = None if made.parts.shape is None else (inputs,)
+    made.parts = replace(made.parts, shape=None if made.parts.shape is None else (inputs,))
     if made.parts.session.density is not None:
         made.parts.session.density = made.parts.session.density.with_inputs(count)
     return rebuilt(*made.described()).to(learner.parts.run.network.posterior.mean.device)
