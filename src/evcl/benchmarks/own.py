@@ -16,7 +16,7 @@ from evcl._core.tasks import Examples, Task
 from evcl.benchmarks.benchmark import Benchmark, check_groups, parted, permuted_tasks, split_tasks
 
 T = TypeVar("T")
-HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`
+DEFAULT_HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`
 
 Heads = Literal["separate", "shared"]
 Pair = tuple[ArrayLike, ArrayLike]  # inputs and labels
@@ -37,7 +37,7 @@ def from_arrays(
     *,
     names: Sequence[str] | None = None,
     heads: Heads = "separate",
-    hidden: Sequence[int] = HIDDEN,
+    hidden: Sequence[int] = DEFAULT_HIDDEN,
 ) -> Benchmark:
     """One task for each (x_train, y_train, x_test, y_test). With `heads="shared"`, all tasks share one head.
 
@@ -69,7 +69,7 @@ def from_datasets(
     *,
     names: Sequence[str] | None = None,
     heads: Heads = "separate",
-    hidden: Sequence[int] = HIDDEN,
+    hidden: Sequence[int] = DEFAULT_HIDDEN,
 ) -> Benchmark:
     """One task for each (training, test) pair of torch data sets with items (x, y), or (x, y, task), whose third part
     is not used; options as in `from_arrays`.
@@ -85,7 +85,7 @@ def from_stream(
     *,
     scenario: str | None = None,
     names: Sequence[str] | None = None,
-    hidden: Sequence[int] = HIDDEN,
+    hidden: Sequence[int] = DEFAULT_HIDDEN,
 ) -> Benchmark:
     """The tasks of a continual learning stream. `train` and `test` each have one data set per task; or they are data
     sets whose items are (x, y, task), the examples of all tasks. If `test` has one task and `train` several, every task
@@ -108,8 +108,8 @@ def from_stream(
     every = [(*pair, *held) for pair, held in zip(parts[0].values(), tests, strict=True)]
     labels = {label for _, y, *_ in every for label in y.unique().tolist()}
     same = all({*y.unique().tolist()} == labels for _, y, *_ in every)
-    found = from_arrays(every, names=names, heads="shared" if same else "separate", hidden=hidden)
-    return found.in_scenario(scenario or ("domain" if same else "class"))
+    benchmark = from_arrays(every, names=names, heads="shared" if same else "separate", hidden=hidden)
+    return benchmark.in_scenario(scenario or ("domain" if same else "class"))
 
 
 def _by_task(stream: DataSet | Sequence[DataSet], what: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
@@ -125,10 +125,10 @@ def _by_task(stream: DataSet | Sequence[DataSet], what: str) -> dict[int, tuple[
         return {k: (x[task == k], y[task == k]) for k in task.unique().tolist()}
     if not isinstance(stream, Iterable) and not hasattr(stream, "__getitem__"):
         raise EvclError(f"{what} must have one data set per task, or be a data set with items (x, y, task)")
-    found = {k: _stacked(data)[:2] for k, data in enumerate(iter(stream))}
-    if not found:
+    tasks = {k: _stacked(data)[:2] for k, data in enumerate(iter(stream))}
+    if not tasks:
         raise EvclError(f"{what} has no tasks")
-    return found
+    return tasks
 
 
 def split(
@@ -137,7 +137,7 @@ def split(
     classes: Sequence[Sequence[int]],
     *,
     test: Held = 0.2,
-    hidden: Sequence[int] = HIDDEN,
+    hidden: Sequence[int] = DEFAULT_HIDDEN,
 ) -> Benchmark:
     """One task for each group of classes. `test` is a fraction to hold out, stratified, or a pair (x, y)."""
     return Benchmark("own", split_tasks(*_parts(x, y, test), check_groups(classes)), hidden=hidden)
@@ -150,7 +150,7 @@ def permute(
     *,
     test: Held = 0.2,
     seed: int = 0,
-    hidden: Sequence[int] = HIDDEN,
+    hidden: Sequence[int] = DEFAULT_HIDDEN,
 ) -> Benchmark:
     """The same data in every task, with the input values in a different random order; all tasks share one head."""
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
@@ -189,13 +189,13 @@ def _examples(x: ArrayLike, y: ArrayLike, what: str) -> Examples:
 
 def _listed(tasks: Sequence[T], what: str, size: int) -> list[T]:
     """A list of tuples of this size, one per task."""
-    found = list(tasks) if isinstance(tasks, Iterable) else []
-    if not found:
+    items = list(tasks) if isinstance(tasks, Iterable) else []
+    if not items:
         raise EvclError(f"there are no tasks: give a list with {what} for each")
-    for k, task in enumerate(found):
+    for k, task in enumerate(items):
         if not isinstance(task, (tuple, list)) or len(task) != size:
             raise EvclError(f"the tasks must be a list with {what} for each, but task {k} is something else")
-    return found
+    return items
 
 
 def _stacked(dataset: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
