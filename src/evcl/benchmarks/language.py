@@ -25,7 +25,7 @@ from evcl.nn import VAE, task_vae
 from evcl.targets import Bound, NextToken
 
 SOTU_DECADES = "sotu-decades"
-WINDOW_CHARACTERS = 64  # characters of a window
+WINDOW_CHARACTERS = 64
 TRAIN_WINDOWS, TEST_WINDOWS = 2000, 300  # windows per decade
 FIRST_YEAR, DECADES = 1790, 23  # until 2019; the 2020s have two addresses
 ALPHABET = "\n etaonirshdlcufmpgywbvkxjqz,.-';:\"$0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ?!()"

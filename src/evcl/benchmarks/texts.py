@@ -25,7 +25,7 @@ from evcl.benchmarks.benchmark import Benchmark, Request, entry, parted
 from evcl.data import load_texts
 from evcl.nn import LoRA, minilm, minilm_tokeniser
 
-MAX_PIECES = 64  # pieces
+MAX_PIECES = 64  # of a text
 LORA_RANK = 8
 TOPICS = ("business", "entertainment", "politics", "sports", "tech")
 HAM, SPAM, FIRST_SPAM = 0, 1, 3  # labels, and the first group of spam among the groups of the data set

@@ -88,10 +88,10 @@ def main() -> None:
 
 
 KEEPING = ("demo", "reproduce", "tune", "sweep")  # commands that make many runs, and write each when it has ended
-SECONDS_TO_CLOSE = 30.0  # seconds
+RANK_WAIT_SECONDS = 30.0
 
 
-def _fail(message: str, status: int, debug: bool, wait: float = SECONDS_TO_CLOSE) -> None:
+def _fail(message: str, status: int, debug: bool, wait: float = RANK_WAIT_SECONDS) -> None:
     """Print one line and exit. If all processes of a run fail alike, only process 0 prints: torchrun ends the others
     when it exits. So the others wait first; one that still runs after `wait` seconds is the only one that failed.
     """

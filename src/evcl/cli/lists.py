@@ -28,8 +28,8 @@ from evcl.cli.progress import console, echo, screen
 
 LISTS = ("methods", "benchmarks", "presets")
 SETTINGS = "settings"
-MIN_TABLE_COLUMNS = 120  # columns of a terminal in which the table of settings does not fit
-PLAIN_TABLE_COLUMNS = 200  # columns of the table of methods where there is no terminal: a line per method
+MIN_TABLE_COLUMNS = 120  # in a narrower terminal, the table of settings does not fit
+PLAIN_TABLE_COLUMNS = 200  # of the table of methods where there is no terminal: a line per method
 
 
 def list_(

@@ -180,18 +180,17 @@ def merge(
 
     voice = Voice(as_json, quiet)
     one_thread()
-    merged = tables.merge(base, sites, out)
-    for one in merged.history:
-        now = merged.now.get(one["task"])
+    model = tables.merge(base, sites, out)
+    for one in model.history:
+        now = model.now.get(one["task"])
         at = "" if now is None else f", now {percent(now.accuracy)} (estimated)"
         was = f": accuracy {percent(one['accuracy'])} when learned{at}" if one["held_out"] else ""
         voice.say(f"{one['task']}{was}")
-    voice.say(f"model: {out} ({size_of(out)}, {many(len(merged.history), 'task')}, of {len(sites)} sites)")
+    voice.say(f"model: {out} ({size_of(out)}, {many(len(model.history), 'task')}, of {len(sites)} sites)")
     tasks = [
-        {**one, "now": merged.now[one["task"]].accuracy if one["task"] in merged.now else None}
-        for one in merged.history
+        {**one, "now": model.now[one["task"]].accuracy if one["task"] in model.now else None} for one in model.history
     ]
-    voice.end({"model": out, "base": base, "sites": sites, "classes": merged.labels, "tasks": tasks})
+    voice.end({"model": out, "base": base, "sites": sites, "classes": model.labels, "tasks": tasks})
 
 
 def export(

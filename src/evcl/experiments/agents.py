@@ -21,7 +21,7 @@ from evcl.rl.acting import films
 from evcl.training import Checkpoints
 from evcl.training.checkpoint import Writer
 
-EPISODE_PICTURES = 8  # pictures of an episode
+EPISODE_PICTURES = 8
 
 
 def execute(

@@ -74,9 +74,7 @@ def checked(value: Any, kind: Any, where: str) -> Any:
     except msgspec.ValidationError as error:
         text, _, key = str(error).partition(" - at `$")
         wanted = text.partition(", got ")[0].removeprefix("Expected ")
-        wanted = re.sub(
-            "`([^`]*)`", lambda found: " or ".join(TYPE_WORDS.get(k, k) for k in found[1].split(" | ")), wanted
-        )
+        wanted = re.sub("`([^`]*)`", lambda m: " or ".join(TYPE_WORDS.get(k, k) for k in m[1].split(" | ")), wanted)
         if top := re.match(r"\.(\w+)", key):
             value, where = value[top[1]], f"{where}: {key[1:-1]}"
         raise EvclError(f"{where}: must be {wanted}, not {brief(value)}") from None

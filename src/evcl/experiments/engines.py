@@ -40,8 +40,8 @@ from evcl.experiments.result import Result
 from evcl.experiments.run import REPLICAS, Event, OnEvents, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
-PROGRAMS_AT_A_TIME = 6  # at a time on a GPU
-GRACE_SECONDS = 60.0  # seconds that processes have to save a checkpoint when they are stopped
+PROGRAMS_AT_A_TIME = 6  # on a GPU
+GRACE_SECONDS = 60.0  # that processes have to save a checkpoint when they are stopped
 RETRIES = 2  # of a program whose process died, perhaps for reasons outside the program
 Outcome = list[Result] | Exception  # of a program: one result per cell, or the error
 OnEvent = Callable[[int, Sequence[int], Event], None]  # program, which of its cells, their progress
@@ -257,7 +257,7 @@ class Processes:
         self._ended.append((number, Died(f"its process ended {how}, {RETRIES + 1} times; too little memory?")))
 
     def close(self) -> None:
-        """Stop the workers. They have `GRACE` seconds to save checkpoints, unless Ctrl-C is pressed again."""
+        """Stop the workers. They have `GRACE_SECONDS` to save checkpoints, unless Ctrl-C is pressed again."""
         workers, self.workers = self.workers, []
         end = time.monotonic() + GRACE_SECONDS
         try:

@@ -17,7 +17,7 @@ from evcl._core.shown import plain, shown
 from evcl.experiments.result import RANGES, SCHEMA, SCORES, Result, StreamMeasures, Summary
 from evcl.experiments.samples import decoded
 
-RELIABILITY_BINS = 15  # of a reliability diagram
+RELIABILITY_BINS = 15
 PREQUENTIAL: dict[str, tuple[float, float]] = {  # measures of a stream; the first three are also those of numbers
     "rmse": (0, math.inf),
     "nll": (-1e6, 1e6),

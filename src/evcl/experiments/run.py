@@ -415,7 +415,7 @@ def result_of(
 
 
 WIDTH, EPOCHS, STEPS, BATCH, LR = 256, 30, 1000, 128, 1e-3  # of the classifier; it takes at most this many steps
-SAMPLES_PER_TASK = 100  # samples of each task
+SAMPLES_PER_TASK = 100
 
 
 def uncertainty(run: Run, stream: Benchmark) -> list[float]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MOST_CHARACTERS = 2**23  # of a picture in a result
-GAP_PIXELS = 2  # pixels between tasks, and between pictures of a film
+GAP_PIXELS = 2  # between tasks, and between pictures of a film
 MAX_HEIGHT = 96  # pixels of a picture of a film, at most
 Bytes = NDArray[np.uint8]
 

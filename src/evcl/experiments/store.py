@@ -4,7 +4,7 @@ A cell is a configuration of one seed. Its folder is named by its key. What happ
 are created once and never changed or removed, so two processes can never both believe that they own it:
 
     DIR/sweeps/HASH.json            the list of cells to run
-    DIR/owners/HOST-PID-RANDOM.json a process that runs cells; touched every BEAT seconds, removed when it ends
+    DIR/owners/HOST-PID-RANDOM.json a process that runs cells; touched every HEARTBEAT_SECONDS, removed when it ends
     DIR/cells/KEY/claim-1.json      the owner that runs the cell
     DIR/cells/KEY/failed-1.json     why that attempt failed, if it did
     DIR/cells/KEY/claim-2.json      the owner that took over from a dead owner, or that retries after a failure
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 NUMBERS = 11  # the numerical version: increased whenever the same settings give different numbers
 AGENTS_VERSION = 2  # that of agents on streams of environments, whose numbers change apart from the others
-HEARTBEAT_SECONDS, MISSED_HEARTBEATS = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
+HEARTBEAT_SECONDS, MISSED_HEARTBEATS = 15.0, 8  # between an owner's heartbeats, and how many may be missed
 LONGEST_BEAT = 3600.0  # seconds
 
 About = Mapping[str, Any]  # what a list of cells says of a cell: see `describe`
@@ -328,7 +328,7 @@ class Store:
             raise EvclError(f"{path} cannot be read: {error}") from error
 
     def _gone(self, name: str) -> bool:
-        """Whether an owner has ended, or has missed MISSED heartbeats while we watched."""
+        """Whether an owner has ended, or has missed MISSED_HEARTBEATS while we watched."""
         owner, stamp = self._owner(name)
         if owner is None or owner.dead():
             return True

@@ -16,7 +16,7 @@ from evcl.experiments.known import known_method
 from evcl.report.published import WORDS
 from evcl.report.results import Line
 
-LATEX_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # in LaTeX
+LATEX_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def best_note(lines: Iterable[Line]) -> str:

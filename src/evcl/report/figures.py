@@ -16,7 +16,7 @@ from evcl._core.files import write_atomically
 from evcl.experiments.result import SCORES, Score, Summary
 from evcl.report.cells import plus_minus
 from evcl.report.results import Group, Line
-from evcl.report.styles import TEXT_COLOURS
+from evcl.report.styles import INK
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -33,11 +33,11 @@ LONGEST_DRAWN = 48  # characters of a name in a figure
 # The fonts come with matplotlib, so figures look the same everywhere; they are embedded, or drawn as outlines.
 RC: dict[Any, Any] = {
     "font.family": "STIXGeneral", "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8.5, "text.parse_math": False,
-    "axes.linewidth": 0.6, "axes.edgecolor": TEXT_COLOURS["light"], "axes.labelcolor": TEXT_COLOURS["light"], "text.color": TEXT_COLOURS["light"],
+    "axes.linewidth": 0.6, "axes.edgecolor": INK["light"], "axes.labelcolor": INK["light"], "text.color": INK["light"],
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
     "axes.axisbelow": True, "grid.color": GRID_COLOUR, "grid.linewidth": 0.6, "lines.linewidth": 1.3,
-    "xtick.color": TEXT_COLOURS["light"], "xtick.major.width": 0.6, "xtick.major.size": 2.5,
-    "ytick.color": TEXT_COLOURS["light"], "ytick.major.width": 0.6, "ytick.major.size": 2.5,
+    "xtick.color": INK["light"], "xtick.major.width": 0.6, "xtick.major.size": 2.5,
+    "ytick.color": INK["light"], "ytick.major.width": 0.6, "ytick.major.size": 2.5,
     "savefig.dpi": 300, "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "evcl",
     "figure.autolayout": False, "figure.constrained_layout.use": False,
 }  # fmt: skip

@@ -24,7 +24,7 @@ from evcl.report import diagnostics, figures, runs, streams, tables
 from evcl.report.cells import best_note
 from evcl.report.published import WORDS
 from evcl.report.results import Group, Line, scenarios, series
-from evcl.report.styles import PAGE_COLOURS, TEXT_COLOURS, Style
+from evcl.report.styles import INK, PAGE_COLOURS, Style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,7 +131,7 @@ def _colours(styles: Iterable[Style]) -> str:
     themes: dict[str, str] = {}
     for theme, background in PAGE_COLOURS.items():
         named = {
-            TEXT_COLOURS["light"]: TEXT_COLOURS[theme],
+            INK["light"]: INK[theme],
             "#ffffff": background,
             figures.GREY: "var(--soft)",
             figures.GRID_COLOUR: "var(--line)",

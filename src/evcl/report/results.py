@@ -22,7 +22,7 @@ from evcl.report.styles import METHOD_NAMES, STYLES, Style, assign
 
 Floats = NDArray[np.float64]
 HELD_OUT = "held-out data"
-METHOD_ORDER = [*STYLES, *METHOD_SUMMARIES]  # of methods
+METHOD_ORDER = [*STYLES, *METHOD_SUMMARIES]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def block(line: Line) -> StreamMeasures:
 
 
 def measured(group: Group) -> list[str]:
-    """The measures that a line of the group has, in the order of SHOWN."""
+    """The measures that a line of the group has, in the order of MEASURES."""
     return [name for name in MEASURES if any(name in block(line).measures for line in group.lines)]
 
 

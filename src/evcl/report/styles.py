@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
-TEXT_COLOURS = {"light": "#1b1f24", "dark": "#e6edf3"}
+INK = {"light": "#1b1f24", "dark": "#e6edf3"}
 PAGE_COLOURS = {"light": "#ffffff", "dark": "#0f1318"}
 
 

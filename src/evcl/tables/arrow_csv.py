@@ -14,7 +14,7 @@ from evcl.tables.source import MAX_EXACT, Floats
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BYTES_AT_ONCE = 1 << 20  # bytes that pyarrow reads at a time
+BYTES_AT_ONCE = 1 << 20  # that pyarrow reads
 
 
 class ArrowCells(Sequence[str]):

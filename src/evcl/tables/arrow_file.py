@@ -253,17 +253,15 @@ class DuckDb(ArrowSource):
                     has = f"its tables are {listed([name for _, _, name in tables])}" if tables else "it has no table"
                     bad(self.path, f"--query says which rows to read, as in --query 'select * from sales'; {has}")
                 query = "select * from " + ".".join('"{}"'.format(part.replace('"', '""')) for part in tables[0])
-            relation = base.sql(query)
-            if relation is None:
+            rows = base.sql(query)
+            if rows is None:
                 bad(self.path, f"--query {query!r}", "it selects no rows")
             if "recursive" not in query.lower():  # who writes the word knows where it ends
-                plan = relation.query("evcl rows", 'explain (format json) select * from "evcl rows"')
+                plan = rows.query("evcl rows", 'explain (format json) select * from "evcl rows"')
                 if plan is not None and '"name": "REC' in str(plan.fetchall()):
                     fix = "a view or macro of the file is recursive, and may never end: write what it does in the query"
                     bad(self.path, f"--query {query!r}", fix)
-            read = (
-                getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
-            )  # the name before duckdb 1.4
+            read = getattr(rows, "to_arrow_reader", None) or rows.fetch_arrow_reader  # the name before duckdb 1.4
             return read(ROWS_A_PIECE)  # DuckDB makes batches of its own size: `pieces` cuts them
         except duckdb.Error as error:
             bad(self.path, f"--query {query!r}", line_of(error))

@@ -19,7 +19,7 @@ from evcl.tables.source import Dialect, Piece, bad
 from evcl.tables.survey import TextSource
 
 SEPARATORS = ",;\t|"
-LARGE_BYTES = 300_000  # bytes, from which on pyarrow reads a file, if it is installed
+LARGE_BYTES = 300_000  # from which on pyarrow reads a file, if it is installed
 SEPARATOR_ROWS = 20  # the rows after the header that decide on the separator
 
 

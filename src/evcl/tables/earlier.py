@@ -27,13 +27,13 @@ from evcl.tables.source import Json
 if TYPE_CHECKING:
     from evcl.tables.model import Model
 
-MAX_MEANS = 16  # at most this many means per class
-MIN_ROWS = 5  # rows per mean
-ROWS_PER_MEAN = 8  # rows per mean, on average
+MAX_MEANS = 16  # per class
+MIN_ROWS = 5  # per mean
+ROWS_PER_MEAN = 8  # on average
 MAX_MEAN_NUMBERS, MAX_SUMMARY_NUMBERS = 10_000, 40_000  # of all means: there are fewer of them; there is no summary
 SUMMARISED_ROWS = 5_000  # of a task that are summarised
 MOST_SUMMARIES = 100  # those of the last tasks are kept
-PSEUDO_ROWS = 500  # pseudo-rows
+PSEUDO_ROWS = 500
 ROUNDS = 8  # of Lloyd's algorithm
 ACCURACY_BIAS = 0.05  # b
 MIN_KEPT_ROWS = 20  # with fewer kept rows of a task, its accuracy is estimated
@@ -140,7 +140,7 @@ def summarised(model: Model, x: Tensor, y: Tensor, task: str) -> Summary | None:
 
 def _similar(x: Tensor, count: int, drawn: torch.Generator) -> tuple[Tensor, Tensor]:
     """At most `count` means of similar rows, by Lloyd's algorithm, and the position of each row's mean [N]. Each is
-    the mean of at least LEAST rows: a summary holds no row.
+    the mean of at least MIN_ROWS rows: a summary holds no row.
     """
     centres = x[torch.randperm(len(x), generator=drawn)[:count]]
     for i in range(ROUNDS + count):

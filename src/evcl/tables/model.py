@@ -48,7 +48,7 @@ from evcl.targets.scale import far_outside
 
 FORMAT, READ_FORMATS = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
 TABLE_NOTE = "evcl.tables"
-BLOCK_BYTES = 16_384  # bytes; the padded text is a multiple of this
+BLOCK_BYTES = 16_384  # the padded text is a multiple of this
 MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # on the held-out rows
 MEASURED_NUMBERS = ("rmse", "nll", "coverage")
 UNSCALED = "the inputs are not scaled"  # a warning that is not for tables: the encoder scales their inputs

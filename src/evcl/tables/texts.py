@@ -13,9 +13,7 @@ ABSENT = frozenset(("", "NA", "NaN", "nan", "NAN", "-nan", "null", "NULL", "Null
 ABSENT |= {"N/A", "n/a", "#N/A", "#NA", "<NA>"}
 MARKS = frozenset(("?", "-", "--", "---", ".", "..", "\u2026", "\u2013", "\u2014"))
 MARKS |= {"#VALUE!", "#DIV/0!", "#REF!", "#NAME?", "#NUM!"}
-ABSENT_WORDS = frozenset(
-    ("none", "nil", "na", "n.a.", "n/d", "missing", "unknown", "undefined")
-)  # in numbers and dates only
+NULLS = frozenset(("none", "nil", "na", "n.a.", "n/d", "missing", "unknown", "undefined"))  # in numbers and dates only
 # What a text can be, as bits. As a date, it can be valid with the day first, with the month first, or with both.
 POINT, COMMA, DAY_FIRST, MONTH_FIRST, IS_ABSENT, IS_MARK, IS_WORD = (1 << i for i in range(7))
 NUMBER, DATE, MISSING = POINT | COMMA, DAY_FIRST | MONTH_FIRST, IS_ABSENT | IS_MARK | IS_WORD
@@ -150,4 +148,4 @@ def meanings(text: str) -> int:
     bits = POINT * (number_of(text, ".") is not None) | COMMA * (number_of(text, ",") is not None)
     if not bits:
         bits = DAY_FIRST * (date_of(text, True) is not None) | MONTH_FIRST * (date_of(text, False) is not None)
-    return bits or IS_WORD * (text.lower() in ABSENT_WORDS)
+    return bits or IS_WORD * (text.lower() in NULLS)

@@ -52,10 +52,8 @@ def numbers_of(values: Values, where: Where) -> Floats:
     if np.ma.isMaskedArray(values):
         numbers = np.where(np.ma.getmaskarray(values), np.nan, numbers)
     if np.isinf(numbers).any():
-        where.bad(
-            int(np.isinf(numbers.reshape(len(numbers), -1)).any(1).argmax()),
-            "infinity is not a number that can be learned",
-        )
+        row = int(np.isinf(numbers.reshape(len(numbers), -1)).any(1).argmax())
+        where.bad(row, "infinity is not a number that can be learned")
     return numbers if where.ends is None else where.ends.limited(numbers)
 
 
