@@ -12,7 +12,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -287,13 +287,15 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
 
-    def write(temporary: Path) -> None:
-        import torch
+    write_atomically(path, lambda temporary: write_tensors(temporary, head, [tensors[name] for name in order]))
 
-        with temporary.open("wb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for name in order:
-                flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-                file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
-    write_atomically(path, write)
+def write_tensors(path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
+    """Write a header, and the tensors after it."""
+    import torch
+
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for tensor in tensors:
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
