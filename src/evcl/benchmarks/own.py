@@ -16,7 +16,7 @@ from evcl._core.tasks import Examples, Task
 from evcl.benchmarks.benchmark import Benchmark, check_groups, parted, permuted_tasks, split_tasks
 
 T = TypeVar("T")
-DEFAULT_HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`
+HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`
 
 Heads = Literal["separate", "shared"]
 Pair = tuple[ArrayLike, ArrayLike]  # inputs and labels
@@ -37,7 +37,7 @@ def from_arrays(
     *,
     names: Sequence[str] | None = None,
     heads: Heads = "separate",
-    hidden: Sequence[int] = DEFAULT_HIDDEN,
+    hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """One task for each (x_train, y_train, x_test, y_test). With `heads="shared"`, all tasks share one head.
 
@@ -69,7 +69,7 @@ def from_datasets(
     *,
     names: Sequence[str] | None = None,
     heads: Heads = "separate",
-    hidden: Sequence[int] = DEFAULT_HIDDEN,
+    hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """One task for each (training, test) pair of torch data sets with items (x, y), or (x, y, task), whose third part
     is not used; options as in `from_arrays`.
@@ -85,7 +85,7 @@ def from_stream(
     *,
     scenario: str | None = None,
     names: Sequence[str] | None = None,
-    hidden: Sequence[int] = DEFAULT_HIDDEN,
+    hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """The tasks of a continual learning stream. `train` and `test` each have one data set per task; or they are data
     sets whose items are (x, y, task), the examples of all tasks. If `test` has one task and `train` several, every task
@@ -137,7 +137,7 @@ def split(
     classes: Sequence[Sequence[int]],
     *,
     test: Held = 0.2,
-    hidden: Sequence[int] = DEFAULT_HIDDEN,
+    hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """One task for each group of classes. `test` is a fraction to hold out, stratified, or a pair (x, y)."""
     return Benchmark("own", split_tasks(*_parts(x, y, test), check_groups(classes)), hidden=hidden)
@@ -150,7 +150,7 @@ def permute(
     *,
     test: Held = 0.2,
     seed: int = 0,
-    hidden: Sequence[int] = DEFAULT_HIDDEN,
+    hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """The same data in every task, with the input values in a different random order; all tasks share one head."""
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:

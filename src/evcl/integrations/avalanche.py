@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from evcl._core.errors import EvclError, extra
 from evcl.benchmarks import Benchmark, Examples, from_stream
-from evcl.benchmarks.own import DEFAULT_HIDDEN
+from evcl.benchmarks.own import HIDDEN
 from evcl.integrations.penalty import Penalty
 from evcl.learner import Learner
 
@@ -48,7 +48,7 @@ def from_avalanche(
     *,
     scenario: str | None = None,
     names: Sequence[str] | None = None,
-    hidden: Sequence[int] = DEFAULT_HIDDEN,
+    hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """The train and test streams of an Avalanche benchmark as an evcl benchmark, read into memory.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from evcl._core.errors import EvclError, extra
 from evcl.benchmarks import Benchmark, from_stream
-from evcl.benchmarks.own import DEFAULT_HIDDEN
+from evcl.benchmarks.own import HIDDEN
 
 with extra("continuum", "evcl.integrations.continuum needs continuum"):
     from continuum.scenarios import _BaseScenario
@@ -29,7 +29,7 @@ def from_continuum(
     *,
     scenario: str | None = None,
     names: Sequence[str] | None = None,
-    hidden: Sequence[int] = DEFAULT_HIDDEN,
+    hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """A Continuum scenario of training data and one of test data, with the same tasks, as an evcl benchmark, read into
     memory.
