@@ -22,10 +22,10 @@ from evcl._core.catalogue import (
     AGENT_FACTS,
     AGENT_SUMMARIES,
     BENCHMARK_SUMMARIES,
+    EXAMPLE_NETWORK,
     METHOD_FACTS,
     METHOD_SUMMARIES,
     ROW_SUMMARIES,
-    SHOWN,
     measured,
 )
 from evcl._core.errors import EvclError
@@ -378,7 +378,7 @@ def test_list_methods_has_a_line_for_each_in_a_pipe(evcl):
         assert facts.keeps in rows[name]
         assert rows[name].split()[1] == str(facts.year or "-")
         assert facts.authors in rows[name]
-        cost = measured()[0][SHOWN][name]
+        cost = measured()[0][EXAMPLE_NETWORK][name]
         assert rows[name].split()[-2:] == [f"{cost['step']:.1f}", f"{cost['task']:.1f}"]
     for name, facts in AGENT_FACTS.items():  # no costs, which are measured on labelled rows
         assert facts.keeps in rows[name]
@@ -390,7 +390,7 @@ def test_list_methods_fits_a_terminal(evcl, monkeypatch, width):
     monkeypatch.setattr(lists, "console", lambda: Console(width=width, force_terminal=True, color_system=None))
     _, out, _ = evcl("list", "methods")
     assert max(map(len, out.splitlines())) <= width
-    assert SHOWN in out.splitlines()[-2]
+    assert EXAMPLE_NETWORK in out.splitlines()[-2]
     assert "…" not in out
     for facts in METHOD_FACTS.values():
         assert facts.authors in out

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 import evcl as package
-from evcl._core.density import CHUNK, DIRECTIONS, Density, density, room
+from evcl._core.density import MAX_DIRECTIONS, VALUES_AT_ONCE, Density, density, room
 from evcl.methods import METHODS
 from evcl.sklearn import EVCLClassifier
 
@@ -39,7 +39,7 @@ def auroc(known, far):
     return roc_auc_score(np.repeat([0, 1], [len(known), len(far)]), np.concatenate([known, far]))
 
 
-def of(x, most=DIRECTIONS):
+def of(x, most=MAX_DIRECTIONS):
     return density(torch.as_tensor(x), torch.full((len(x),), 0.5), most)
 
 
@@ -126,7 +126,7 @@ def test_a_category_never_seen_in_this_combination_is_finite():
 
 def test_two_halves_are_the_whole():
     x, at = rows(300)[0], rows(500, at=3.0)[0]
-    whole, halves = of(np.concatenate([x, at])), of(x).merged(of(at), DIRECTIONS)
+    whole, halves = of(np.concatenate([x, at])), of(x).merged(of(at), MAX_DIRECTIONS)
     for name in ("about", "mean", "variance"):
         torch.testing.assert_close(getattr(halves, name), getattr(whole, name))
     torch.testing.assert_close(halves.rows.T @ halves.rows, whole.rows.T @ whole.rows, rtol=1e-5, atol=1e-5)
@@ -153,8 +153,8 @@ def test_many_tasks_have_the_size_of_one_and_wide_inputs_are_bounded():
 
 def test_rows_come_in_chunks():
     """A fifth of rows that are there five times says what all of them say."""
-    x = torch.tensor(rows(CHUNK // 40)[0]).repeat(5, 1)
-    parts, whole = of(x), of(x[: CHUNK // 40])
+    x = torch.tensor(rows(VALUES_AT_ONCE // 40)[0]).repeat(5, 1)
+    parts, whole = of(x), of(x[: VALUES_AT_ONCE // 40])
     for name in ("mean", "variance"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
     new = torch.tensor(rows(100, seed=1)[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from write_tables import RESULTS, grid, groups
 
-from evcl._core.catalogue import METHOD_FACTS, METHOD_SUMMARIES, SHOWN, measured
+from evcl._core.catalogue import EXAMPLE_NETWORK, METHOD_FACTS, METHOD_SUMMARIES, measured
 from evcl.methods import METHODS
 from evcl.report import percent
 
@@ -45,7 +45,7 @@ def scenarios(name: str) -> str:
 
 
 def methods_table() -> str:
-    pages, costs = page_of(), measured()[0][SHOWN]
+    pages, costs = page_of(), measured()[0][EXAMPLE_NETWORK]
     cells, _, _ = grid(groups(RESULTS, BENCHMARKS))
     rows = []
     for name, summary in METHOD_SUMMARIES.items():

@@ -111,7 +111,7 @@ def test_a_bad_mirror_leads_to_the_next(bad, server, add):
     wanted, files = tiny.web()
     entry = add(tiny.entry(wanted, files, mirrors=(bad(server, files), server.good("good", files))))
     tried: list[str] = []
-    stall = 2 if bad in (stalls, silent) else sources.STALL
+    stall = 2 if bad in (stalls, silent) else sources.STALL_SECONDS
     found, source = sources.obtain(entry, None, False, tried, timeout=stall)
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array)
@@ -168,8 +168,8 @@ def test_mirrors_complete_each_other(server, add):
 
 def _throttled(server, files, monkeypatch):
     """A mirror that sends the images in drips at first, and would need a minute; when asked again it is fast."""
-    monkeypatch.setattr(sources, "TRIAL", 0.2)
-    monkeypatch.setattr(sources, "LONGEST", 5.0)
+    monkeypatch.setattr(sources, "TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(sources, "MAX_SECONDS", 5.0)
     url = server.good("slow", files)
     good, body = server.mirrors["slow"], files[IMAGES]
 
@@ -472,7 +472,7 @@ def test_a_client_that_fails_is_one_line_of_the_message(script, words, client, a
 
 @pytest.mark.parametrize("script", ["exec /bin/sleep 60", "/bin/sleep 5 & wait"], ids=["itself", "its child"])
 def test_a_client_that_hangs_is_ended(script, client, add, monkeypatch):
-    monkeypatch.setattr(sources, "CLIENT", 0.3)
+    monkeypatch.setattr(sources, "CLIENT_SECONDS", 0.3)
     client("npm", script)
     add(tiny.entry(tiny.arrays(), packages=(tiny.npm(),)))
     with pytest.raises(EvclError, match=r"npm package tiny@1.0.0: npm did not finish in 0.3 s"):

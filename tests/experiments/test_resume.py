@@ -23,6 +23,7 @@ from evcl.experiments import configure, execute, open_checkpoints, read_result, 
 from evcl.experiments.run import execute_together
 from evcl.training import Checkpoints, Run, Step, Stopped
 from evcl.training.checkpoint import DESCRIPTION, newest, read, write
+from evcl.training.stream import Evaluation
 
 GIVEN = {"epochs": 2, "batch_size": 100}  # three steps an epoch
 SMALL = {"coreset_size": 20, "batch_size": 20}
@@ -143,9 +144,9 @@ class Crash(BaseException):
 POINTS = {
     "in an epoch": (Step, "__call__"),
     "in the consolidation": ("evcl.curvature", "fisher"),
-    "when a round is taken over": (Run, "_take"),
+    "when a round is taken over": (Run, "changed"),
     "before an evaluation": (Run, "draws"),
-    "in an evaluation": (Run, "predict"),
+    "in an evaluation": (Evaluation, "__call__"),
     "while a checkpoint is written": ("evcl._core.files", "write_tensors"),
     "between the write and the rename": (Path, "replace"),
     "before old checkpoints are removed": ("evcl.training.checkpoint", "clear"),

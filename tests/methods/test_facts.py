@@ -13,7 +13,7 @@ import torch
 from small_runs import INPUTS, by_sign, run_of
 from torch import Tensor
 
-from evcl._core.catalogue import METHOD_FACTS, METHOD_SUMMARIES, SHOWN, measured
+from evcl._core.catalogue import EXAMPLE_NETWORK, METHOD_FACTS, METHOD_SUMMARIES, measured
 from evcl.methods import METHODS
 from evcl.methods.generative import Statistics
 from evcl.methods.generator import Memory as GeneratorMemory
@@ -129,7 +129,7 @@ def test_joint_training_needs_every_tasks_examples():
 
 def test_every_method_has_a_measured_cost():
     networks, _ = measured()
-    assert SHOWN in networks
+    assert EXAMPLE_NETWORK in networks
     for network, costs in networks.items():
         assert list(costs) == list(METHOD_SUMMARIES), f"run python perf/methods.py NAME, for {network}"
         assert all(math.isfinite(cost[key]) and cost[key] >= 0 for cost in costs.values() for key in ("step", "task"))

@@ -226,7 +226,7 @@ PATIENCE = """
 from datetime import timedelta
 from evcl._core import ranks
 
-ranks.PATIENCE = timedelta(seconds=8)
+ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=8)
 """
 
 

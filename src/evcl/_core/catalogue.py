@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 COSTS = Path(__file__).with_name("costs.json")  # written by perf/methods.py
-SHOWN = "784-256-256"  # the network whose costs `evcl list methods` shows
+EXAMPLE_NETWORK = "784-256-256"  # the network whose costs `evcl list methods` shows
 
 
 class Facts(NamedTuple):
@@ -31,5 +31,5 @@ BENCHMARK_SUMMARIES: dict[str, str] = _TABLE["benchmarks"]
 
 def measured() -> tuple[dict[str, dict[str, dict[str, float]]], str]:
     """The costs, as network -> method -> `step`, in steps of naive, and `task`, in epochs of naive; and the machine."""
-    found = json.loads(COSTS.read_text("utf-8"))
-    return found["costs"], found["where"]
+    record = json.loads(COSTS.read_text("utf-8"))
+    return record["costs"], record["where"]

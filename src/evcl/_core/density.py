@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from evcl._core.devices import double, limited
 from evcl._core.errors import EvclError
 
-DIRECTIONS = 100  # maximum number of directions
-NUMBERS = 10_000  # the directions may always hold this many numbers, even if the network has fewer weights
-CHUNK = 2**22  # input values processed at once
-SKETCHED = 1000  # approximate number of rows of a task from which a sketch's directions are computed
-SHRINK = 1 / 3  # uncorrelated pseudo-rows added per column, because few rows do not determine the correlation
+MAX_DIRECTIONS = 100  # maximum number of directions
+MIN_DIRECTION_NUMBERS = 10_000  # directions may always hold this many numbers, even if the network has fewer weights
+VALUES_AT_ONCE = 2**22  # input values processed at once
+SKETCH_ROWS = 1000  # approximate number of rows of a task from which a sketch's directions are computed
+PSEUDO_ROWS = 1 / 3  # uncorrelated pseudo-rows added per column, because few rows do not determine the correlation
 LEAST_SHRINK = 1e-3  # minimum fraction of a column's variance that other columns do not explain, for any number of rows
 # A network doubts the rows it was trained on less than new ones, all the more if they were few. So the mean doubt has a
 # lower limit: LEAST_DOUBT, or FULLY_DOUBTED / n for n rows if that is smaller.
 LEAST_DOUBT = 0.06
 FULLY_DOUBTED = 60
 MOST_COLUMNS = 1000  # with more, the summary of sites counts shared rows twice
-CONSTANT = 1e-7  # a column is constant if its standard deviation is at most this fraction of its mean
+CONSTANT_COLUMN_STD = 1e-7  # a column is constant if its standard deviation is at most this fraction of its mean
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Density:
         """
         own = torch.device("cpu") if limited(x.device) else x.device  # one that has float64
         far = Unfamiliar(self).to(own)
-        step = max(1, CHUNK // len(self.mean))
+        step = max(1, VALUES_AT_ONCE // len(self.mean))
         parts = zip(x.flatten(1).split(step), doubt.split(step), strict=True)
         return torch.cat([far(part.to(own), some.to(own)) for part, some in parts]).to(x.device)
 
@@ -99,12 +99,12 @@ class Density:
 
         A constant column is scaled by the median standard deviation of the others.
         """
-        std, least, columns = self.variance.sqrt(), CONSTANT * self.mean.abs(), len(self.mean)
+        std, least, columns = self.variance.sqrt(), CONSTANT_COLUMN_STD * self.mean.abs(), len(self.mean)
         varies = std > least
         middle = float(std[varies].median()) if bool(varies.any()) else 1.0
         scale = torch.where(varies, std, least.clamp_min(middle))
         rows = torch.where(varies, self.rows.double() / scale, 0.0)
-        added = SHRINK * columns
+        added = PSEUDO_ROWS * columns
         t = max(added / (float(self.about[0]) + added), LEAST_SHRINK)
         spread = (1 - t) * (1 - (rows**2).sum(0)).clamp_min(0) + t  # what the directions do not explain
         rows = math.sqrt(1 - t) * rows
@@ -122,20 +122,20 @@ class Density:
         """The inverse of `tensors`. Files are not trusted, so invalid values raise an EvclError."""
         end = torch.full_like(given["mean"], math.inf)
         given = {"low": -end, "high": end, **given}
-        found = Density(**{one.name: given[one.name] for one in fields(Density)})
-        columns = found.mean.shape
-        shapes = found.about.shape == (2,) and len(columns) == 1 and columns[0] > 0 and found.variance.shape == columns
-        kinds = all(t.dtype == torch.float64 for t in (found.about, found.mean, found.variance))
-        if not shapes or not kinds or found.rows.dim() != 2 or found.rows.shape[1:] != columns:
+        result = Density(**{one.name: given[one.name] for one in fields(Density)})
+        shape = result.mean.shape
+        shapes = result.about.shape == (2,) and len(shape) == 1 and shape[0] > 0 and result.variance.shape == shape
+        kinds = all(t.dtype == torch.float64 for t in (result.about, result.mean, result.variance))
+        if not shapes or not kinds or result.rows.dim() != 2 or result.rows.shape[1:] != shape:
             raise EvclError("the shapes or dtypes of its density tensors do not match")
-        ends = found.low, found.high
-        if any(t.shape != columns or t.dtype != torch.float64 for t in ends) or not bool((ends[0] <= ends[1]).all()):
+        ends = result.low, result.high
+        if any(t.shape != shape or t.dtype != torch.float64 for t in ends) or not bool((ends[0] <= ends[1]).all()):
             raise EvclError("the ranges of its density do not match its columns")
-        averages = (found.about, found.mean, found.variance, found.rows)
-        whole = found.rows.dtype == torch.float32 and all(bool(t.isfinite().all()) for t in averages)
-        if not whole or float(found.about[0]) < 1 or float(found.about[1]) < 0 or float(found.variance.min()) < 0:
+        averages = (result.about, result.mean, result.variance, result.rows)
+        whole = result.rows.dtype == torch.float32 and all(bool(t.isfinite().all()) for t in averages)
+        if not whole or float(result.about[0]) < 1 or float(result.about[1]) < 0 or float(result.variance.min()) < 0:
             raise EvclError("its density must be finite and describe at least one row")
-        return found
+        return result
 
 
 class Unfamiliar(nn.Module):
@@ -171,7 +171,7 @@ def ranges(of: Sequence[Density]) -> tuple[Tensor, Tensor]:
 
 def room(columns: int, weights: int) -> int:
     """The maximum number of directions. They may hold as many numbers as the network has weights, or 10,000 if more."""
-    return max(1, min(columns, DIRECTIONS, max(NUMBERS, weights) // columns))
+    return max(1, min(columns, MAX_DIRECTIONS, max(MIN_DIRECTION_NUMBERS, weights) // columns))
 
 
 def density(x: Tensor, doubt: Tensor, most: int) -> Density:
@@ -179,14 +179,14 @@ def density(x: Tensor, doubt: Tensor, most: int) -> Density:
     flat, mean_doubt = x.detach().flatten(1), double(doubt).mean().cpu()
     whole = flat.shape[1] <= most
     exact = most if whole else 0
-    parts = (_of(double(part), mean_doubt, exact) for part in flat.split(max(1, CHUNK // flat.shape[1])))
-    found = reduce(lambda all_, one: all_.merged(one, exact), parts)
+    parts = (_of(double(part), mean_doubt, exact) for part in flat.split(max(1, VALUES_AT_ONCE // flat.shape[1])))
+    summary = reduce(lambda all_, one: all_.merged(one, exact), parts)
     if whole:
-        return found
-    some = flat[:: math.ceil(len(flat) / SKETCHED)]
+        return summary
+    some = flat[:: math.ceil(len(flat) / SKETCH_ROWS)]
     some = some.cpu() if limited(some.device) else some
-    centred = (some - found.mean.to(some)) / math.sqrt(len(some))
-    return replace(found, rows=_directions(centred, found.variance.sqrt().to(some), most).cpu())
+    centred = (some - summary.mean.to(some)) / math.sqrt(len(some))
+    return replace(summary, rows=_directions(centred, summary.variance.sqrt().to(some), most).cpu())
 
 
 def _of(x: Tensor, doubt: Tensor, most: int) -> Density:
@@ -209,11 +209,11 @@ def _directions(rows: Tensor, std: Tensor, most: int) -> Tensor:
         rows = rows.float()  # precise enough for a sketch, in half the time
     if len(rows) > rows.shape[1]:
         values, vectors = torch.linalg.eigh(rows.T @ rows)
-        found = vectors.T * values.clamp_min(0).sqrt()[:, None]
+        directions = vectors.T * values.clamp_min(0).sqrt()[:, None]
     else:
-        found = torch.linalg.eigh(rows @ rows.T)[1].T @ rows
-    kept: Tensor = found.flip(0)[:most] * scale
-    return kept.float()
+        directions = torch.linalg.eigh(rows @ rows.T)[1].T @ rows
+    largest: Tensor = directions.flip(0)[:most] * scale
+    return largest.float()
 
 
 def of_sites(base: Density, sites: Sequence[Density]) -> Density:
@@ -221,10 +221,10 @@ def of_sites(base: Density, sites: Sequence[Density]) -> Density:
     columns = len(base.mean)
     if columns > MOST_COLUMNS:
         most = max(len(each.rows) for each in sites)
-        found = reduce(lambda all_, one: all_.merged(one, most), sites)
+        summary = reduce(lambda all_, one: all_.merged(one, most), sites)
         count = base.about[0] + sum(one.about[0] - base.about[0] for one in sites)
         low, high = ranges((base, *sites))
-        return replace(found, about=torch.stack([count, found.about[1]]), low=low, high=high)
+        return replace(summary, about=torch.stack([count, summary.about[1]]), low=low, high=high)
 
     def total(of: Callable[[Density], Tensor]) -> Tensor:
         first, *parts = (one.about[0] * of(one) for one in (base, *sites))
@@ -235,6 +235,6 @@ def of_sites(base: Density, sites: Sequence[Density]) -> Density:
     variance = (total(lambda one: one.variance + one.mean**2) / count - mean**2).clamp_min(0)
     rows = total(lambda one: one.rows.double().T @ one.rows.double() + torch.outer(one.mean, one.mean)) / count
     values, vectors = torch.linalg.eigh(rows - torch.outer(mean, mean))
-    directions = (vectors.T * values.clamp_min(0).sqrt()[:, None]).flip(0)[: min(columns, DIRECTIONS)]
+    directions = (vectors.T * values.clamp_min(0).sqrt()[:, None]).flip(0)[: min(columns, MAX_DIRECTIONS)]
     doubt = (total(lambda one: one.about[1]) / count).clamp_min(0)
     return Density(torch.stack([count, doubt]), mean, variance, directions.float(), *ranges((base, *sites)))

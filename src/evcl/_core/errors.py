@@ -21,10 +21,10 @@ class EvclError(ValueError):
 
     def within(self, where: str) -> Self:
         """Return the same error with its location put before the message: "task 'x': ..."."""
-        found = type(self).__new__(type(self))  # a subclass's __init__ may take other arguments
-        found.__dict__.update(self.__dict__)
-        found.args = (f"{where}: {self}",)
-        return found
+        error = type(self).__new__(type(self))  # a subclass's __init__ may take other arguments
+        error.__dict__.update(self.__dict__)
+        error.args = (f"{where}: {self}",)
+        return error
 
 
 class Diverged(EvclError):

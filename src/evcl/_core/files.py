@@ -12,7 +12,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -49,15 +49,15 @@ KINDS = {  # torch's types, as safetensors calls them
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL", "uint8": "U8"},
 }
 # What a path may be other than a regular file, by the first letter of its mode.
-OTHERS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
+NOT_REGULAR_FILES = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
 def check_regular(path: Path | int) -> None:
     """Raise an OSError unless this is a regular file or a link to one: opening a pipe could block for ever."""
     mode = (os.fstat(path) if isinstance(path, int) else path.stat()).st_mode
     if not stat.S_ISREG(mode):
-        found = OTHERS.get(stat.filemode(mode)[0], "something else")
-        raise OSError(errno.EINVAL, f"it is {found}, not a regular file")
+        kind = NOT_REGULAR_FILES.get(stat.filemode(mode)[0], "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -242,10 +242,10 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
         size, whole = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
     if MOST_HEADER < size < whole:
         raise EvclError(f"its header has {size:,} bytes, but the maximum is {MOST_HEADER:,}")
-    with safe_open(path, framework="pt") as found:
-        if len(found.keys()) > MOST_TENSORS:
-            raise EvclError(f"it has {len(found.keys()):,} tensors, but the maximum is {MOST_TENSORS:,}")
-        yield found
+    with safe_open(path, framework="pt") as tensors:
+        if len(tensors.keys()) > MOST_TENSORS:
+            raise EvclError(f"it has {len(tensors.keys()):,} tensors, but the maximum is {MOST_TENSORS:,}")
+        yield tensors
 
 
 def described(file: Any, name: str) -> Any:
@@ -287,13 +287,15 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
 
-    def write(temporary: Path) -> None:
-        import torch
+    write_atomically(path, lambda temporary: write_tensors(temporary, head, [tensors[name] for name in order]))
 
-        with temporary.open("wb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for name in order:
-                flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-                file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
-    write_atomically(path, write)
+def write_tensors(path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
+    """Write a header, and the tensors after it."""
+    import torch
+
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for tensor in tensors:
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")

@@ -86,7 +86,7 @@ class Form:
         steps = x[:, self.fixed :]
         if self.step:
             steps = steps.unflatten(1, (-1, self.step))
-        places, found = {False: 0, True: 0}, {}
+        places, arguments = {False: 0, True: 0}, {}
         for one in self.inputs:
             start = places[one.sequence]
             places[one.sequence] = end = start + one.width
@@ -94,9 +94,9 @@ class Form:
             part = part if one.shape else part.squeeze(-1)
             if one.kind != "float":
                 part = part != 0 if one.kind == "bool" else part.long() + one.pad
-            found[one.key] = part
-        order = sorted(key for key in found if isinstance(key, int))
-        return [found[key] for key in order], {key: one for key, one in found.items() if isinstance(key, str)}
+            arguments[one.key] = part
+        order = sorted(key for key in arguments if isinstance(key, int))
+        return [arguments[key] for key in order], {key: one for key, one in arguments.items() if isinstance(key, str)}
 
     def packed(self, inputs: Mapping[Key, Tensor], dtype: torch.dtype) -> Tensor:
         """[N, columns]: the inverse of `unpack`, from tensors that fit."""
@@ -117,18 +117,18 @@ class Form:
     @classmethod
     def from_description(cls, described: object) -> Form:
         """The inverse of `described`; raises EvclError if it is something else."""
-        found = []
+        inputs = []
         each: list[Any] = described if isinstance(described, list) else [None]
         for one in each:
             right = isinstance(one, list) and len(one) == 5 and type(one[0]) in (int, str)
             right = right and one[1] in ("float", "int", "bool") and isinstance(one[2], list) and type(one[3]) is bool
             if not right or not all(type(n) is int and 0 < n < 2**40 for n in one[2]) or type(one[4]) is not int:
                 raise EvclError("the form of its inputs cannot be read")
-            found.append(Input(one[0], one[1], tuple(one[2]), one[3], one[4]))
-        positions = sorted(one.key for one in found if isinstance(one.key, int))
-        if not found or positions != list(range(len(positions))) or len({one.key for one in found}) != len(found):
+            inputs.append(Input(one[0], one[1], tuple(one[2]), one[3], one[4]))
+        positions = sorted(one.key for one in inputs if isinstance(one.key, int))
+        if not inputs or positions != list(range(len(positions))) or len({one.key for one in inputs}) != len(inputs):
             raise EvclError("the form of its inputs cannot be read")
-        return cls(tuple(found))
+        return cls(tuple(inputs))
 
 
 def widened(x: Tensor, columns: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 
 Label = int | str  # and bool, which is an int
-PIECE = 2**22  # numbers that are checked at a time, so that a check needs no second copy of the inputs
+CHECKED_AT_ONCE = 2**22  # numbers that are checked at a time, so that a check needs no second copy of the inputs
 
 
 def inputs(x: object, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -27,16 +27,16 @@ def inputs(x: object, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         raise EvclError(f"inputs must have shape [examples, ...], not {tuple(x.shape)}; for one example pass x[None]")
     if x.numel() == 0:
         raise EvclError(f"the inputs are empty: shape {tuple(x.shape)}")
-    found: Tensor = x.detach().to(device=device, dtype=dtype)
-    if math.isfinite(found.sum()):  # then each is; a sum may also overflow
-        return found
-    rows = max(1, PIECE * len(found) // found.numel())
-    for start in range(0, len(found), rows):
-        bad = ~found[start : start + rows].isfinite().flatten(1).all(1)
+    tensor: Tensor = x.detach().to(device=device, dtype=dtype)
+    if math.isfinite(tensor.sum()):  # then each is; a sum may also overflow
+        return tensor
+    rows = max(1, CHECKED_AT_ONCE * len(tensor) // tensor.numel())
+    for start in range(0, len(tensor), rows):
+        bad = ~tensor[start : start + rows].isfinite().flatten(1).all(1)
         if bool(bad.any()):
             row = start + int(bad.nonzero()[0])
             raise EvclError(f"the inputs contain NaN or infinity (first in example {row}): remove or replace them")
-    return found
+    return tensor
 
 
 def numeric(x: object, called: str) -> np.ndarray:
@@ -81,10 +81,10 @@ def labels(y: Any, examples: int) -> list[Label]:
         return values
     for kind in (str, bool, Integral):
         if all(isinstance(v, kind) for v in values):
-            found = [int(v) if kind is Integral else v for v in values]
+            classes = [int(v) if kind is Integral else v for v in values]
             if kind is Integral and not all(-(2**63) <= int(v) < 2**63 for v in values):
                 break
-            return found
+            return classes
     raise EvclError(f"labels must be 64-bit integers or strings, all of one type, not {array.dtype}")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.torchrun import number, world
 
-PATIENCE = timedelta(minutes=5)  # how long a process waits for the others: torch's own 30 minutes look like a hang
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)  # torch's own 30 minutes look like a hang
 
 
 class Ranks:
@@ -73,7 +73,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
     """Join the processes that torchrun started, one device each, over gloo on CPUs or NCCL on GPUs. Yields None if
     there is only one process.
 
-    A process that waits for the others for more than PATIENCE gives up. An existing process group is used as it is.
+    A process that waits longer than COLLECTIVE_TIMEOUT for the others gives up. An existing process group is used.
     """
     if dist.is_available() and dist.is_initialized():
         yield Ranks() if dist.get_world_size() > 1 else None
@@ -85,14 +85,14 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
         raise EvclError("several processes cannot train on mps together: use --device cpu, or no torchrun")
     local, backend = number("LOCAL_RANK"), "gloo"
     if device == "cuda":
-        backend, found = "nccl", torch.cuda.device_count()
-        if local >= found:
+        backend, gpus = "nccl", torch.cuda.device_count()
+        if local >= gpus:
             raise EvclError(
-                f"more processes than GPUs on this machine ({found}): use --nproc-per-node {found}, or --device cpu"
+                f"more processes than GPUs on this machine ({gpus}): use --nproc-per-node {gpus}, or --device cpu"
             )
         torch.cuda.set_device(local)
     try:
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise EvclError(f"the processes cannot connect to each other: {str(error).splitlines()[0]}") from error
     yield Ranks()

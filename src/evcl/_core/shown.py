@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 # C0 and C1 controls, marks and overrides of the direction of text, separators of lines, and halves of surrogate pairs.
-HIDDEN = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_CONTROL, _LINE = re.compile(f"[{HIDDEN}]"), re.compile(f"[{HIDDEN}\n\t]")
+CONTROL_CHARACTERS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_CONTROL, _LINE = re.compile(f"[{CONTROL_CHARACTERS}]"), re.compile(f"[{CONTROL_CHARACTERS}\n\t]")
 
 
 def shown(text: object, line: bool = False) -> str:

@@ -16,10 +16,10 @@ from evcl._core.catalogue import (
     AGENT_FACTS,
     AGENT_SUMMARIES,
     BENCHMARK_SUMMARIES,
+    EXAMPLE_NETWORK,
     METHOD_FACTS,
     METHOD_SUMMARIES,
     ROW_SUMMARIES,
-    SHOWN,
     measured,
 )
 from evcl._core.errors import EvclError, unknown
@@ -118,7 +118,7 @@ def _methods(names: list[str]) -> None:
     for i, column in enumerate(("method", "year", "authors", "keeps", "step", "task")):
         table.add_column(column, justify="right" if i > 3 else "left", no_wrap=column != "keeps")
     for name in names:
-        facts, cost = (METHOD_FACTS | AGENT_FACTS).get(name), costs[SHOWN].get(name)
+        facts, cost = (METHOD_FACTS | AGENT_FACTS).get(name), costs[EXAMPLE_NETWORK].get(name)
         about = ("-", "-", "-") if facts is None else (str(facts.year or "-"), facts.authors, facts.keeps)
         table.add_row(name, *about, *("--" if cost is None else (f"{cost['step']:.1f}", f"{cost['task']:.1f}")))
     out = console() if console().is_terminal else screen(WIDE)
@@ -128,7 +128,7 @@ def _methods(names: list[str]) -> None:
         "       (class statistics: a vector per class, and a matrix)",
         "step:  time of a training step; naive takes 1",
         "task:  time of a task besides its steps; a naive epoch of 10,000 rows takes 1",
-        f"Measured on the network {SHOWN} with batches of 64 rows:",
+        f"Measured on the network {EXAMPLE_NETWORK} with batches of 64 rows:",
         where,
     ):
         echo(line)

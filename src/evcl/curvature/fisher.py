@@ -104,8 +104,8 @@ class Sample:
                     targets.skip(ys)
                 continue
             with network.using(self.task):
-                calls, found = _passed(network, xs, ys, us, self.heads, targets, self.from_below)
-            yield Pass(calls, found, ys.shape[1])
+                calls, values = _passed(network, xs, ys, us, self.heads, targets, self.from_below)
+            yield Pass(calls, values, ys.shape[1])
 
 
 def fisher(
@@ -179,9 +179,9 @@ def _mean_of(of: Of, sample: Sample, targets: Targets, spread: Tensor | float) -
     names = sample.network.names_of(sample.heads)  # not all of the layout's: it may have many heads
     parts = {name: sample.layout.view(total, name) for name in names if name in sample.layout.shapes}
     seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
-    for calls, found, examples in sample.passes(targets):
+    for calls, values, examples in sample.passes(targets):
         note_layers(seen, calls)
-        for deltas in output_gradients(calls, found):
+        for deltas in output_gradients(calls, values):
             add(of, parts, calls, deltas, examples)
     if isinstance(spread, Tensor) or spread > 0:
         add_neighbours(parts, seen, spread)
@@ -273,8 +273,8 @@ def output_gradients(calls: Sequence[Call], targets: Sequence[Tensor]) -> Iterat
     """For each target, its gradients with respect to the outputs of these calls."""
     outputs = [output for call in calls for output in call.outputs]
     for i, target in enumerate(targets):
-        found = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
-        each = iter(zip(found, outputs, strict=True))
+        grads = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
+        each = iter(zip(grads, outputs, strict=True))
         yield tuple(_gathered([next(each) for _ in call.outputs]) for call in calls)
 
 
@@ -331,16 +331,16 @@ def record(network: BayesianNetwork, heads: Sequence[int]) -> Iterator[list[Call
 @torch.no_grad()
 def add(of: Of, parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
     """Add sum_b of(g_b) for each weight; if a weight is used several times, its gradients are summed first."""
-    for name, found in uses_of(parts, calls, deltas, examples).items():
-        layer, parameter, x, delta = found[0]
-        if len(found) == 1 and layer.fold == 1:
+    for name, uses in uses_of(parts, calls, deltas, examples).items():
+        layer, parameter, x, delta = uses[0]
+        if len(uses) == 1 and layer.fold == 1:
             part = layer.part(parts, parameter)
             assert part is not None
             part += layer.sum_of(of, parameter, x, delta)
             continue
-        rows = rows_at_once(found)
+        rows = rows_at_once(uses)
         for start in range(0, examples, rows):
-            parts[name] += of(whole_gradient(name, found, parts[name].shape[1:], slice(start, start + rows))).sum(1)
+            parts[name] += of(whole_gradient(name, uses, parts[name].shape[1:], slice(start, start + rows))).sum(1)
 
 
 Use = tuple[BayesianLayer, str, Tensor, Tensor]  # a layer, its parameter's name, its inputs and output gradients
@@ -383,11 +383,11 @@ def add_neighbours(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], 
             for piece in range(start, start + part.shape[1], length):
                 first, known, before = uses.get((name, piece, length), (layer, parameter, False))
                 uses[name, piece, length] = first, known, before or learned
-    found = []
+    pairs = []
     for (name, start, length), (layer, parameter, learned) in uses.items():
         part = parts[name][:, start : start + length]
-        found.append((part, layer.neighbours(parameter, part, learned)))
-    for part, neighbours in found:
+        pairs.append((part, layer.neighbours(parameter, part, learned)))
+    for part, neighbours in pairs:
         part += neighbours * (share.view(-1, *[1] * (part.dim() - 1)) if isinstance(share, Tensor) else share)
 
 

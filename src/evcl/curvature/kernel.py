@@ -34,11 +34,11 @@ def kernels(
     """
     network.bind(mean, None, layout)
     network.weights.noise = None
-    found: list[Tensor] = []
+    probabilities: list[Tensor] = []
 
     def each_class(outputs: Tensor) -> list[Tensor]:
         p = outputs.softmax(2)
-        found.append(p.detach())
+        probabilities.append(p.detach())
         return [one.sum() for one in p.unbind(2)]
 
     with network.using(task):
@@ -57,4 +57,4 @@ def kernels(
                     part = a @ (double(whole_gradient(name, uses, shape, others)) * scale).flatten(2).mT
                     k[:, c, rows, others] += part
                     k[:, c, others, rows] += part.mT
-    return found[0], k
+    return probabilities[0], k

@@ -44,18 +44,18 @@ class Kronecker(NamedTuple):
 
 def blocks(network: BayesianNetwork, layout: Layout) -> dict[str, Block]:
     """The blocks of a network that are in this layout, by their keys."""
-    found: dict[str, Block] = {}
+    by_key: dict[str, Block] = {}
     without: set[str] = set()  # weights without factors
     for layer in network.bayesian_layers():
         own = _own_blocks(layer, layout)
         without |= set() if own else set(layer.names.values())
         for key, block in own:
-            before = found.get(key, block)
+            before = by_key.get(key, block)
             if before.table != block.table:
                 without.add(block.weight)
             same = before == block
-            found[key] = block if same else block._replace(bias=None)  # one weight, several biases
-    return {key: block for key, block in found.items() if block.weight not in without}
+            by_key[key] = block if same else block._replace(bias=None)  # one weight, several biases
+    return {key: block for key, block in by_key.items() if block.weight not in without}
 
 
 def _own_blocks(layer: BayesianLayer, layout: Layout) -> list[tuple[str, Block]]:
@@ -68,11 +68,11 @@ def _own_blocks(layer: BayesianLayer, layout: Layout) -> list[tuple[str, Block]]
         return [(weight, Block(weight, every, bias, layer.rows.get("bias", every), table))]
     rows = layer.rows.get("weight", slice(0, layout.shapes[weight][0]))
     shift = layer.rows.get("bias", slice(0)).start or 0
-    found, length = [], (rows.stop - rows.start) // layer.pieces
+    pieces, length = [], (rows.stop - rows.start) // layer.pieces
     for start in range(0, rows.stop - rows.start, length):
         own, biases = (slice(first + start, first + start + length) for first in (rows.start, shift))
-        found.append((f"{weight} {own.start}:{own.stop}", Block(weight, own, bias, biases, table)))
-    return found
+        pieces.append((f"{weight} {own.start}:{own.stop}", Block(weight, own, bias, biases, table)))
+    return pieces
 
 
 class _Sums:
@@ -107,10 +107,10 @@ class FactorSums:
 
     def mean(self, examples: int) -> Kronecker:
         """The factors of all blocks, 0 for a block that was not used."""
-        found: Factors = {}
+        factors: Factors = {}
         for key, one in self.each.items():
-            found[key] = one.a / one.rows.clamp_min(1).view(-1, *[1] * (one.a.dim() - 1)), one.g / examples
-        return Kronecker(found, self.total / examples)
+            factors[key] = one.a / one.rows.clamp_min(1).view(-1, *[1] * (one.a.dim() - 1)), one.g / examples
+        return Kronecker(factors, self.total / examples)
 
 
 def kfac(
@@ -136,8 +136,8 @@ def kfac(
     if sample.ranks is not None:
         for tensor in sums.tensors():
             sample.ranks.sum_(tensor)
-    found, diagonal = sums.mean(sample.x.shape[1])
-    used = {key: pair for key, pair in found.items() if bool(sums.each[key].rows.any())}
+    factors, diagonal = sums.mean(sample.x.shape[1])
+    used = {key: pair for key, pair in factors.items() if bool(sums.each[key].rows.any())}
     for key, (a, g) in used.items():
         _damp(a, g, spread, bool(sums.each[key].learned), sums.blocks[key])
     return Kronecker(used, diagonal)

@@ -51,10 +51,10 @@ class StepCurvature:
             nll, targets = self._targets(rows, noise)
             mean, total = nll.detach().mean(1), nll.sum() / size
             into = self.layout.views(gradient.zero_()).values()
-            for view, found in zip(
+            for view, grad in zip(
                 into, torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True), strict=True
             ):
-                view.copy_(found)
+                view.copy_(grad)
         if self.factored:
             sums = FactorSums(network, self.layout, theta)
             for i, deltas in enumerate(output_gradients(calls, targets)):
@@ -96,11 +96,11 @@ class StepCurvature:
     @torch.no_grad()
     def _rows(self, theta: Tensor, calls: list[Call], deltas: tuple[Tensor | None, ...], size: int) -> Tensor:
         """[R, B, P]: the gradient of each example."""
-        found = theta.new_zeros(len(theta), size, self.layout.size)
-        named = {name: view.flatten(0, 1) for name, view in self.layout.views(found).items()}
+        gradients = theta.new_zeros(len(theta), size, self.layout.size)
+        named = {name: view.flatten(0, 1) for name, view in self.layout.views(gradients).items()}
         for uses in uses_of(named, calls, deltas, size).values():
             for use in uses:
                 part = use[0].part(named, use[1])
                 assert part is not None
                 part += gradient_of(*use, slice(0, size)).flatten(0, 1)
-        return found
+        return gradients

@@ -23,7 +23,7 @@ from evcl.data import progress
 from evcl.data.catalog import CatalogEntry
 from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
 
-SOURCE = "source.json"
+SOURCE_FILE = "source.json"
 
 
 def folder(entry: CatalogEntry) -> Path:
@@ -39,10 +39,10 @@ def check(entry: CatalogEntry, arrays: Arrays) -> None:
     for name, expected in entry.arrays.items():
         if name not in arrays:
             raise SourceFailed(f"{name} missing")
-        found = arrays[name]
-        if found.shape != expected.shape or found.dtype != np.uint8:
-            raise SourceFailed(f"{name} is {found.dtype} of shape {found.shape}, not uint8 of shape {expected.shape}")
-        if (digest := sha256(found)) != expected.sha256:
+        array = arrays[name]
+        if array.shape != expected.shape or array.dtype != np.uint8:
+            raise SourceFailed(f"{name} is {array.dtype} of shape {array.shape}, not uint8 of shape {expected.shape}")
+        if (digest := sha256(array)) != expected.sha256:
             raise SourceFailed(f"{name} has sha256 {digest[:12]}…, not {expected.sha256[:12]}…")
 
 
@@ -50,7 +50,7 @@ def write(entry: CatalogEntry, arrays: Arrays, source: str) -> None:
     """Write arrays that have passed `check` to the cache."""
     for name in entry.arrays:
         save(folder(entry) / f"{name}.npy", arrays[name])
-    write_json(folder(entry) / SOURCE, {"data set": entry.name, "source": source})
+    write_json(folder(entry) / SOURCE_FILE, {"data set": entry.name, "source": source})
 
 
 def save(path: Path, array: UInt8) -> None:
@@ -73,14 +73,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if not path.exists():
             raise SourceFailed("not there")
-        found = parsed(read_text(path, MOST_JSON_BYTES))
+        content = parsed(read_text(path, MOST_JSON_BYTES))
     except SourceFailed:
         raise
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise SourceFailed(f"{path} is damaged")
-    return found
+    return content
 
 
 def load(path: Path, shape: tuple[int, ...]) -> UInt8:
@@ -100,7 +100,7 @@ def load(path: Path, shape: tuple[int, ...]) -> UInt8:
 
 def read(entry: CatalogEntry) -> Arrays:
     """The cached arrays, memory-mapped. Raises SourceFailed if something is missing or damaged."""
-    read_json(folder(entry) / SOURCE)
+    read_json(folder(entry) / SOURCE_FILE)
     return {name: load(folder(entry) / f"{name}.npy", array.shape) for name, array in entry.arrays.items()}
 
 

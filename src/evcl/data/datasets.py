@@ -126,12 +126,12 @@ def status(name: str) -> Status:
     entry = CATALOG[name]
     place, source, problem = cache.folder(entry), "", ""
     try:
-        source = str(cache.read_json(place / cache.SOURCE).get("source", ""))
+        source = str(cache.read_json(place / cache.SOURCE_FILE).get("source", ""))
         cache.read(entry)
     except SourceFailed as error:
         problem = str(error)
     size = sum(path.stat().st_size for path in place.glob("*.npy"))
-    return Status(name, place, (place / cache.SOURCE).exists(), size, source, problem)
+    return Status(name, place, (place / cache.SOURCE_FILE).exists(), size, source, problem)
 
 
 def verify(name: str) -> Verified:
@@ -145,8 +145,8 @@ def verify(name: str) -> Verified:
     if not entry.images:
         texts = arrays["texts"].tobytes().split(b"\0")[:-1] if "texts" in arrays else []
         return Verified(name, here.source, here.bytes, 0, 0, len(texts) - len(set(texts)))
-    found = _dataset(entry, arrays)
-    train, test = _digests(found.train_images), _digests(found.test_images)
+    dataset = _dataset(entry, arrays)
+    train, test = _digests(dataset.train_images), _digests(dataset.test_images)
     known = set(train)
     shared = sum(digest in known for digest in test)
     return Verified(name, here.source, here.bytes, len(test), shared, len(train) - len(known))
@@ -155,15 +155,15 @@ def verify(name: str) -> Verified:
 def load_grey28(name: str = "cifar10", data_dir: Path | None = None, offline: bool | None = None) -> Dataset:
     """A colour data set as 28 x 28 grey images (see `grey28`), made once and then memory-mapped from the cache."""
     entry = CATALOG[name]
-    found = load(name, data_dir, offline)
+    original = load(name, data_dir, offline)
     try:
         train, test = _read_grey(entry)
     except SourceFailed:
         fetch(name, data_dir, offline)  # checks every byte of the colour images
-        found = load(name, data_dir, offline)
+        original = load(name, data_dir, offline)
         with cache.locked(entry):
-            train, test = _make_grey(entry, found)
-    return Dataset(name, train, found.train_labels, test, found.test_labels)
+            train, test = _make_grey(entry, original)
+    return Dataset(name, train, original.train_labels, test, original.test_labels)
 
 
 def _make_grey(entry: CatalogEntry, found: Dataset) -> list[UInt8]:

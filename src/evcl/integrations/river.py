@@ -68,8 +68,8 @@ class _Rows:
     @staticmethod
     def _labelled(rows: Sequence[Features], labels: Sequence[L]) -> tuple[list[Features], list[L]]:
         """The rows that have a label; others are passed over."""
-        found = [(row, label) for row, label in zip(rows, labels, strict=True) if not pd.isna(label)]
-        return [row for row, _ in found], [label for _, label in found]
+        labelled = [(row, label) for row, label in zip(rows, labels, strict=True) if not pd.isna(label)]
+        return [row for row, _ in labelled], [label for _, label in labelled]
 
 
 class StreamClassifier(_Rows, base.MiniBatchClassifier):

@@ -28,7 +28,7 @@ from evcl.nn.chain import Batch, ChainData, Lessons, Place, up
 
 BLOCK = 1024
 # Integer arguments that Triton must not specialise on: it would compile variants for 1 and for multiples of 16.
-NUMBERS = (
+NUMBER_ARGUMENTS = (
     "orders", "length", "own", "examples", "steps", "full", "size", "layer", "ins_a", "outs", "outs_a", "units", "width_a",
     "stride_a", "parts", "classes", "teachers", "heads",
 )  # fmt: skip
@@ -66,7 +66,7 @@ TILES = {
         "hidden tall weights": Tile(64, 64, 64, 4, 3),
     },
 }
-EXACT = Tile(64, 64, 16, 8, 3)  # for all kernels except the loss, without matrix units
+EXACT_TILE = Tile(64, 64, 16, 8, 3)  # for all kernels except the loss, without matrix units
 
 
 class Way(NamedTuple):
@@ -146,7 +146,7 @@ def _batch(order, done, r, orders, length, steps, stride):
     return order + (r % orders).to(tl.int64) * length + tl.load(done).to(tl.int32) % steps * stride
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=NUMBER_ARGUMENTS)
 def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, orders, length, own, examples, steps, full, size,
               layer, ins_a, outs_a, units, stride_a, ALIGN: tl.constexpr, FIRST: tl.constexpr,
               KEEP_X: tl.constexpr, KEEP_Y: tl.constexpr, DRAW: tl.constexpr, BIAS: tl.constexpr,
@@ -207,7 +207,7 @@ def _lessons(z, c, q, told, inside, spans, warm, strengths, heads):
     return g, total
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=NUMBER_ARGUMENTS)
 def _loss(x, weight, bias, labels, columns, gh, partial_nll, seeds, order, done, orders, length, own, examples, steps, full, size,
           layer, ins_a, outs, width_a, stride_a, q, told, spans, temperature, strengths, classes, teachers, heads,
           ALIGN: tl.constexpr, HEADS: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr,
@@ -270,7 +270,7 @@ def _loss(x, weight, bias, labels, columns, gh, partial_nll, seeds, order, done,
         tl.store(gh + gh_plane + to, tl.where(inside, g * eps / s, 0.0), mask=stored)
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=NUMBER_ARGUMENTS)
 def _back(gh, weight, y, ratio, below, partial_nll, nll, total, taught, parts, size, ins_a, outs, width_a, stride_a,
           ALIGN: tl.constexpr, MOST_PARTS: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
           ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
@@ -322,7 +322,7 @@ def _back(gh, weight, y, ratio, below, partial_nll, nll, total, taught, parts, s
         tl.store(below + replicas * size * ins + at, h, mask=present & known)
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=NUMBER_ARGUMENTS)
 def _weights(x, gh, grad, grad_bias, order, done, orders, length, own, examples, steps, full, size, ins_a, outs, width_a,
              stride_a, ALIGN: tl.constexpr, TALL: tl.constexpr, FIRST: tl.constexpr, BIAS: tl.constexpr,
              PRECISION: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
@@ -363,7 +363,7 @@ def _weights(x, gh, grad, grad_bias, order, done, orders, length, own, examples,
             tl.store(grad_bias + part * stride + o, sums, mask=o < outs)
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=NUMBER_ARGUMENTS)
 def _sums(gh, grad_bias, size, outs, width_a, stride_a, ALIGN: tl.constexpr, OUTS: tl.constexpr, DEEP: tl.constexpr):
     """The sums of g and h over the examples, for layers whose products cuBLAS computes."""
     o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
@@ -473,7 +473,7 @@ class Chain:
 
     def _tile(self, kernel: str) -> Tile:
         exact = self.precision == "ieee"
-        return EXACT if exact and kernel != "loss" else TILES["tf32" if exact else self.precision][kernel]
+        return EXACT_TILE if exact and kernel != "loss" else TILES["tf32" if exact else self.precision][kernel]
 
     def _multiplied(self) -> str:
         """The `input_precision` of tl.dot. For float32 it follows torch's setting; for bfloat16 tl.dot ignores it."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.files import cache_folder, write_atomically
 
-SOURCE = Path(__file__).with_name("native.c")
+C_SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
 
@@ -87,7 +87,7 @@ def _compile(compiler: Sequence[str], path: Path) -> None:
 
     def build(out: Path) -> None:
         for flags in (("-march=native", *FLAGS), FLAGS):
-            command = [*compiler, *flags, "-o", str(out), "-x", "c", str(SOURCE), "-lm"]
+            command = [*compiler, *flags, "-o", str(out), "-x", "c", str(C_SOURCE), "-lm"]
             done = subprocess.run(command, check=False, capture_output=True, timeout=60)
             if done.returncode == 0:
                 return
@@ -105,5 +105,5 @@ def _key(compiler: Sequence[str]) -> str:
     cpu, stat = Path("/proc/cpuinfo"), Path(compiler[0]).stat()
     lines = cpu.read_text().splitlines() if cpu.exists() else [f"model name {platform.processor()} {platform.node()}"]
     of_cpu = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
-    known = (SOURCE.read_text(), list(compiler), stat.st_size, stat.st_mtime_ns, FLAGS, platform.machine(), of_cpu)
+    known = (C_SOURCE.read_text(), list(compiler), stat.st_size, stat.st_mtime_ns, FLAGS, platform.machine(), of_cpu)
     return hashlib.sha256(repr(known).encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl.posterior.gaussian import Gaussian
 
-SLACK = 1e-5  # relative error of sums kept in float32, up to which a difference of them counts as 0
+FLOAT32_ERROR = 1e-5  # relative error of sums kept in float32, up to which a difference of them counts as 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ClassMeans:
         """
         n, b, away = self.count, rows.count, rows.mean - self.mean
         after = n + sign * b
-        after = torch.where(after.abs() <= SLACK * torch.maximum(n, b), 0.0, after)
+        after = torch.where(after.abs() <= FLOAT32_ERROR * torch.maximum(n, b), 0.0, after)
         if float(after.min()) < 0:
             r, c = (int(i[0]) for i in torch.nonzero(after < 0, as_tuple=True))
             raise EvclError(f"class {c} would have {float(after[r, c]):g} rows: this evidence is not in there")
@@ -106,7 +106,7 @@ class ClassMeans:
         scatter = self.scatter + sign * (rows.scatter + between)
         if sign < 0:
             least = torch.linalg.eigvalsh(scatter)[:, 0]
-            if bool((least < -SLACK * self.scatter.diagonal(dim1=1, dim2=2).sum(1)).any()):
+            if bool((least < -FLOAT32_ERROR * self.scatter.diagonal(dim1=1, dim2=2).sum(1)).any()):
                 what = f"the scatter of its features would have the eigenvalue {float(least.min()):.3g}"
                 raise EvclError(f"{what}: this evidence is not in there")
         return replace(self, count=after, mean=mean, scatter=scatter)

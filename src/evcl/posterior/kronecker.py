@@ -28,7 +28,7 @@ from evcl.posterior.gaussian import Gaussian
 from evcl.posterior.layout import Layout
 
 TINY = 1e-30
-ROUNDS = 50  # of the iteration for the nearest product
+MAX_ITERATIONS = 50  # of the iteration for the nearest product
 Pair = tuple[Tensor, Tensor]  # A [R, K, i, i], or [R, K, i] if it is diagonal; G [R, K, o, o]
 Factors = dict[str, Pair]  # the key of a block -> its factors
 
@@ -113,23 +113,23 @@ class Root(NamedTuple):
         left = (self.left * (h @ self.left)).sum(1)
         right = self.right.square() * b if self.right.dim() == 2 else (self.right * (b @ self.right)).sum(1)
         every = left.unsqueeze(2) * right.unsqueeze(1)
-        found: Tensor = (every if self.scale is None else every / self.scale).sum((1, 2))
-        return found
+        trace: Tensor = (every if self.scale is None else every / self.scale).sum((1, 2))
+        return trace
 
     def marginals(self) -> Tensor:
         """[R, o, i]: the diagonal of the inverse."""
         left, right = self.left.square(), self.right.square()
         if self.scale is None:
             return left.sum(2, keepdim=True) * (right if right.dim() == 2 else right.sum(2)).unsqueeze(1)
-        found = left @ (1 / self.scale)
-        return found * right.unsqueeze(1) if right.dim() == 2 else found @ right.mT
+        scaled = left @ (1 / self.scale)
+        return scaled * right.unsqueeze(1) if right.dim() == 2 else scaled @ right.mT
 
     def log_det(self) -> Tensor:
         """[R]: the log determinant of the product or sum, whose inverse this is."""
         o, i = self.left.shape[1], self.right.shape[1]
         right = self.right.abs().log().sum(1) if self.right.dim() == 2 else torch.linalg.slogdet(self.right)[1]
-        found: Tensor = -2 * (i * torch.linalg.slogdet(self.left)[1] + o * right)
-        return found if self.scale is None else found + self.scale.log().sum((1, 2))
+        log_det: Tensor = -2 * (i * torch.linalg.slogdet(self.left)[1] + o * right)
+        return log_det if self.scale is None else log_det + self.scale.log().sum((1, 2))
 
 
 def inverse_root(matrix: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ def _nearest(a: Tensor, g: Tensor) -> Pair:
     """
     inner_a, inner_g = (x.flatten(2) @ x.flatten(2).mT for x in (a, g))
     u = torch.ones_like(inner_a[:, :, :1])
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ITERATIONS):
         v = inner_a @ u / (u.mT @ inner_a @ u).clamp_min(TINY)
         u = inner_g @ v / (v.mT @ inner_g @ v).clamp_min(TINY)
     v = inner_a @ u / (u.mT @ inner_a @ u).clamp_min(TINY)

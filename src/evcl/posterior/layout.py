@@ -36,10 +36,10 @@ class Layout:
         """The layout with these names added at its end, or with new shapes for names that it has."""
         if self.shapes.keys() & shapes.keys():
             return Layout({**self.shapes, **shapes})
-        found = copy.copy(self)  # not laid out again: there may be thousands of heads
-        found.shapes, found.stored, found.spans = dict(self.shapes), dict(self.stored), dict(self.spans)
-        _extend(found, shapes, {})
-        return found
+        layout = copy.copy(self)  # not laid out again: there may be thousands of heads
+        layout.shapes, layout.stored, layout.spans = dict(self.shapes), dict(self.stored), dict(self.spans)
+        _extend(layout, shapes, {})
+        return layout
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and (list(self.shapes.items()), self.stored) == (
@@ -84,18 +84,18 @@ class Layout:
         kept = self.spans.items() <= new.spans.items() and self.stored.items() <= new.stored.items()
 
         def extended(flat: Tensor, start: Tensor) -> Tensor:
-            found = start.clone()
+            moved = start.clone()
             if kept:
-                found[:, : self.size] = flat
-                return found
+                moved[:, : self.size] = flat
+                return moved
             for name, shape in self.shapes.items():
                 if name not in new.shapes:
                     continue
-                corner = new.view(found, name)
+                corner = new.view(moved, name)
                 for axis, length in enumerate(shape):
                     corner = corner.narrow(1 + axis, 0, length)
                 corner.copy_(self.view(flat, name))
-            return found
+            return moved
 
         return extended
 

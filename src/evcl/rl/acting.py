@@ -25,8 +25,8 @@ class Rollout(NamedTuple):
 
     def by_replica(self, tensor: Tensor, replicas: int) -> Tensor:
         """[T, R * E, ...] -> [R, T * E, ...]"""
-        found: Tensor = tensor.unflatten(1, (replicas, -1)).transpose(0, 1).flatten(1, 2)
-        return found
+        folded: Tensor = tensor.unflatten(1, (replicas, -1)).transpose(0, 1).flatten(1, 2)
+        return folded
 
 
 class Tally:
@@ -94,9 +94,9 @@ def films(agent: Agent, task: int, count: int, replicas: Sequence[int]) -> list[
         torch.linspace(0, length - 1, min(count, length)).round().long().tolist()
         for length in episode(lambda envs, row, number: None)
     ]
-    found: list[list[Picture]] = [[] for _ in seeds]
-    episode(lambda envs, row, number: found[row].append(envs.frame(row)) if number in wanted[row] else None)
-    return found
+    pictures: list[list[Picture]] = [[] for _ in seeds]
+    episode(lambda envs, row, number: pictures[row].append(envs.frame(row)) if number in wanted[row] else None)
+    return pictures
 
 
 def _step(agent: Agent, task: int, weights: Tensor, envs: Environments, sources: Sequence[torch.Generator]) -> Outcome:

@@ -28,11 +28,11 @@ def gae(path: Path, values: Tensor, following: Tensor, discount: float, decay: f
     """
     delta = path.rewards + discount * (1 - path.terminated) * following - values
     goes_on = discount * decay * (1 - path.ended)
-    found, later = torch.empty_like(delta), torch.zeros_like(delta[0])
+    advantages, later = torch.empty_like(delta), torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         later = delta[t] + goes_on[t] * later
-        found[t] = later
-    return found
+        advantages[t] = later
+    return advantages
 
 
 def vtrace(
@@ -60,5 +60,5 @@ def vtrace(
 def normalised(advantages: Tensor, axes: int | tuple[int, ...]) -> Tensor:
     """With mean 0 and standard deviation 1 over these axes."""
     spread = advantages.std(axes, correction=0, keepdim=True)
-    found: Tensor = (advantages - advantages.mean(axes, keepdim=True)) / (spread + 1e-8)
-    return found
+    scaled: Tensor = (advantages - advantages.mean(axes, keepdim=True)) / (spread + 1e-8)
+    return scaled

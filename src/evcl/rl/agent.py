@@ -24,7 +24,7 @@ from evcl.rl.streams import Stream
 from evcl.training.rules import Update
 from evcl.training.step import Bound
 
-QUIET = 0.01  # first weights of a policy's head, as a fraction of the usual ones: every action is tried at first
+HEAD_INIT_FACTOR = 0.01  # first weights of a policy's head, relative to the usual ones: every action is tried at first
 ARRIVES = 8  # log sigma comes within a factor exp(-8) of its optimum, even in a short task
 
 
@@ -61,7 +61,7 @@ class Trainable:
     def step(self, noise: Noise, loss: Callable[[BayesianNetwork], Tensor], longest: float = math.inf) -> Tensor:
         """One step; `loss(network)` is [R]. The loss's gradient by each replica's means is at most `longest`."""
         self.grads.zero_()
-        (found,) = self.bound.backward(noise, lambda network: [loss(network)])
+        (losses,) = self.bound.backward(noise, lambda network: [loss(network)])
         if longest < math.inf:
             self.grads[0] *= (longest / (self.grads[0].norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
         for tracker in self.trackers:
@@ -71,15 +71,15 @@ class Trainable:
         for tracker in self.trackers:
             tracker.after(self.q)
         self.taken += 1
-        return found
+        return losses
 
     def _buffers(self) -> list[Tensor]:
         return [*self.update.buffers(), *(buffer for tracker in self.trackers for buffer in tracker.buffers())]
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         """Everything that `load` needs."""
-        found = {f"{prefix} {i}": tensor for i, tensor in enumerate(self._buffers())}
-        return {**found, f"{prefix} steps": torch.tensor(self.taken)}
+        state = {f"{prefix} {i}": tensor for i, tensor in enumerate(self._buffers())}
+        return {**state, f"{prefix} steps": torch.tensor(self.taken)}
 
     def load(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
         for i, tensor in enumerate(self._buffers()):
@@ -144,7 +144,7 @@ class Agent:
         for name, shape in slot.named.items():
             network.scales[name] = he_std(features)
             rows = [he_uniform(shape, features, generator(seed, weights_of(name, of))) for seed in self.seeds]
-            new.view(drawn, name).copy_(torch.stack(rows) * (QUIET if of == "policy" else 1.0))
+            new.view(drawn, name).copy_(torch.stack(rows) * (HEAD_INIT_FACTOR if of == "policy" else 1.0))
         extended, log_std = old.extending(new), network.posterior.log_std
         if log_std is not None:
             first = log_stds(self.s.init_std, network.scales, new, drawn, INIT_SHARE)
@@ -233,10 +233,10 @@ class Agent:
 
     def tensors(self) -> dict[str, Tensor]:
         q = self.network.posterior
-        found = {"posterior mean": q.mean} if q.log_std is None else {"posterior mean": q.mean, "log_std": q.log_std}
-        found |= {f"memory {name}": tensor for name, tensor in self.hosted.tensors().items()}
-        found |= {f"critic {k}": weights for k, weights in self.critics.items()}
-        return found | {f"kept {name}": tensor for name, tensor in self.kept.items()}
+        state = {"posterior mean": q.mean} if q.log_std is None else {"posterior mean": q.mean, "log_std": q.log_std}
+        state |= {f"memory {name}": tensor for name, tensor in self.hosted.tensors().items()}
+        state |= {f"critic {k}": weights for k, weights in self.critics.items()}
+        return state | {f"kept {name}": tensor for name, tensor in self.kept.items()}
 
     def load(self, outline: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on after the tasks of another agent like this one."""
@@ -294,8 +294,8 @@ class Agent:
 
     def noise(self, purpose: str, *indices: int) -> Noise:
         """The source of the weights' noise in a step of training, the same on every device."""
-        found = GeneratorNoise([generator(seed, purpose, *indices) for seed in self.seeds])
-        return found if self.device.type == "cpu" else HostNoise(found)
+        noise = GeneratorNoise([generator(seed, purpose, *indices) for seed in self.seeds])
+        return noise if self.device.type == "cpu" else HostNoise(noise)
 
     def drawn(self, make: Callable[[torch.Generator], Tensor], purpose: str, *indices: int) -> Tensor:
         """[R, ...]: what `make(generator)` draws for each replica."""

@@ -43,10 +43,10 @@ def picture(env: Any) -> Picture:
     down, right = np.mgrid[0:60, 0:150]
     metre = 2 * pole.x_threshold / 130
     px, py = (right - 75) * metre, (48 - down) * metre  # from the middle of the track
-    found = np.full((60, 150, 3), 255, np.uint8)
-    found[np.abs(py) < 0.02] = 170
+    image = np.full((60, 150, 3), 255, np.uint8)
+    image[np.abs(py) < 0.02] = 170
     along = (px - x) * math.sin(angle) + py * math.cos(angle)
     across = np.abs((px - x) * math.cos(angle) - py * math.sin(angle))
-    found[(np.abs(px - x) < 0.25) & (np.abs(py) < 0.1)] = (40, 40, 40)
-    found[(across < 0.05) & (along > 0) & (along < 2 * pole.length)] = (200, 120, 60)
-    return found
+    image[(np.abs(px - x) < 0.25) & (np.abs(py) < 0.1)] = (40, 40, 40)
+    image[(across < 0.05) & (along > 0) & (along < 2 * pole.length)] = (200, 120, 60)
+    return image

@@ -22,7 +22,7 @@ from evcl.rl.acting import Rollout
 from evcl.rl.advantages import Path, normalised, vtrace
 from evcl.rl.agent import Agent, under
 
-FIELDS = ("observations", "actions", "outputs", "rewards", "terminated", "ended", "last")
+STEP_FIELDS = ("observations", "actions", "outputs", "rewards", "terminated", "ended", "last")
 
 
 class Replayed(NamedTuple):
@@ -51,7 +51,7 @@ class Replay:
         parts = (*rollout[:3], *rollout.path, rollout.last)
         given = [part.unflatten(1, (r, -1)).movedim(0, 2) for part in parts]  # [R, E, T, ...]
         if not self.kept:
-            for name, part in zip(FIELDS, given, strict=True):
+            for name, part in zip(STEP_FIELDS, given, strict=True):
                 self.kept[name] = part.new_zeros(r, self.slots, *part.shape[2:])
             self.kept["task"] = torch.zeros(r, self.slots, dtype=torch.long, device=given[0].device)
         draws = self.agent.drawn(lambda g: torch.rand(given[0].shape[1], generator=g), Purpose.RESERVOIR, self.task, i)
@@ -59,7 +59,7 @@ class Replay:
             for row in range(r):
                 place = self.seen if self.seen < self.slots else int(draws[row, e] * (self.seen + 1))
                 if place < self.slots:
-                    for name, part in zip(FIELDS, given, strict=True):
+                    for name, part in zip(STEP_FIELDS, given, strict=True):
                         self.kept[name][row, place] = part[row, e]
                     self.kept["task"][row, place] = self.task
             self.seen += 1
@@ -76,7 +76,7 @@ class Replay:
             lambda g: torch.randint(have, (self.count,), generator=g), Purpose.REPLAY, self.task, *where
         )  # [R, m]
         r, at = len(rows), (torch.arange(len(rows), device=rows.device).unsqueeze(1), rows)
-        seen, actions, outputs, rewards, terminated, ended, last = (self.kept[name][at] for name in FIELDS)
+        seen, actions, outputs, rewards, terminated, ended, last = (self.kept[name][at] for name in STEP_FIELDS)
         tasks = self.kept["task"][at]
         critics = torch.stack([*(agent.critics[k] for k in range(self.task)), critic])  # [K, R, P]
         own = critics[tasks, torch.arange(r, device=rows.device).unsqueeze(1)].flatten(0, 1)  # [R * m, P]
@@ -86,16 +86,16 @@ class Replay:
         now = agent.forward_each(seen.flatten(0, 2), each.flatten()).view(outputs.shape)
         ratios = (agent.policy.log_prob(now, actions) - agent.policy.log_prob(outputs, actions)).exp()
         path = Path(*(t.flatten(0, 1).T for t in (rewards, terminated, ended)))
-        _, found = vtrace(path, values, following, ratios.flatten(0, 1).T, agent.s.discount)
-        return Replayed(seen, actions, outputs, normalised(found.T.view(rewards.shape), (1, 2)), each)
+        _, advantages = vtrace(path, values, following, ratios.flatten(0, 1).T, agent.s.discount)
+        return Replayed(seen, actions, outputs, normalised(advantages.T.view(rewards.shape), (1, 2)), each)
 
     def loss(self, some: Replayed) -> Tensor:
         """[R], with the weights that are bound."""
         policy, s = self.agent.policy, self.agent.s
         now = self.agent.forward_each(some.observations.flatten(0, 2), some.tasks.flatten()).view(some.outputs.shape)
         gain = some.advantages * policy.log_prob(now, some.actions) + s.entropy * policy.entropy(now)
-        found: Tensor = (s.clone * policy.divergence(some.outputs, now) - gain).mean((1, 2))
-        return found
+        loss: Tensor = (s.clone * policy.divergence(some.outputs, now) - gain).mean((1, 2))
+        return loss
 
     def end(self) -> None:
         self.agent.kept = self.kept

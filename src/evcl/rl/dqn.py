@@ -22,10 +22,10 @@ from evcl.nn import BayesianNetwork
 from evcl.rl.agent import Agent
 from evcl.rl.training import Training
 
-BUFFER = 20_000  # steps that are kept, per seed
-WARM = 1000  # steps before the first update, per seed
-RENEW = 50  # updates between two copies of the weights to Q'
-RANDOM, FEWEST = 0.3, 0.05  # plain weights: the part of the task in which random actions get fewer; their last share
+BUFFER_STEPS = 20_000  # steps that are kept, per seed
+WARM_UP_STEPS = 1000  # steps before the first update, per seed
+TARGET_UPDATES = 50  # updates between two copies of the weights to Q'
+RANDOM_PART, LAST_SHARE = 0.3, 0.05  # plain weights: random actions get fewer over this part of the task, to this share
 
 
 class DQN(Training):
@@ -38,7 +38,7 @@ class DQN(Training):
         q, inputs = self.actor.q, agent.stream.inputs
         self.target, self.acting = q.mean.clone(), q.mean.repeat_interleave(s.envs, 0)
         self._draw(range(r * s.envs), 0)
-        room = min(BUFFER, self.iterations * size) // size * size or size
+        room = min(BUFFER_STEPS, self.iterations * size) // size * size or size
         self.kept = {
             "x": torch.zeros(r, room, *inputs, device=device),
             "last": torch.zeros(r, room, *inputs, device=device),
@@ -64,13 +64,13 @@ class DQN(Training):
         s, have = self.s, min((i + 1) * self.size, self.kept["x"].shape[1])
         self.start(i)
         self.explore(i)
-        if (i + 1) * self.size >= min(WARM, s.steps // 2):
+        if (i + 1) * self.size >= min(WARM_UP_STEPS, s.steps // 2):
             for u in range(self.updates):
                 rows = self.agent.drawn(
                     lambda g: torch.randint(have, (s.batch_size,), generator=g), Purpose.REPLAY, self.task, i, u
                 )
                 self._improve(rows, i, u)
-                if self.actor.taken % RENEW == 0:
+                if self.actor.taken % TARGET_UPDATES == 0:
                     self.target.copy_(self.actor.q.mean)
         self.tally.close(i)
 
@@ -88,18 +88,18 @@ class DQN(Training):
     def _loss(self, network: BayesianNetwork, x: Tensor, action: Tensor, y: Tensor, taught: Tensor | None) -> Tensor:
         outputs = self.agent.forward(x, self.tasks)
         q = outputs[:, -1].gather(1, action.view(-1, 1)).view(y.shape)
-        found = F.smooth_l1_loss(q, y, reduction="none").mean(1)
+        loss = F.smooth_l1_loss(q, y, reduction="none").mean(1)
         if taught is not None:
             apart = self.agent.policy.divergence(taught, outputs[:, :-1]).sum(1)
-            found = found + self.s.distill * apart.view(y.shape).mean(1)
-        return found
+            loss = loss + self.s.distill * apart.view(y.shape).mean(1)
+        return loss
 
     @torch.no_grad()
     def explore(self, i: int) -> None:
         """Take some steps in every environment, and keep them."""
         s, agent, envs = self.s, self.agent, self.envs
         r, room = len(agent.seeds), self.kept["x"].shape[1]
-        share = 0.0 if self.actor.q.log_std is not None else max(FEWEST, 1 - i / (RANDOM * self.iterations))
+        share = 0.0 if self.actor.q.log_std is not None else max(LAST_SHARE, 1 - i / (RANDOM_PART * self.iterations))
         shape = (s.rollout, s.envs, 2)
         chance = agent.drawn(lambda g: torch.rand(shape, generator=g), Purpose.RANDOM_ACTIONS, self.task, i)
         chance = chance.transpose(0, 1).flatten(1, 2)  # [T, R * E, 2]

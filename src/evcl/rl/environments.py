@@ -107,10 +107,10 @@ class Gymnasium:
         return Outcome(rewards, terminated, truncated, last)
 
     def frame(self, row: int) -> Picture:
-        found = self.all[row].render() if self.draw is None else self.draw(self.all[row])
-        if found is None:
+        picture = self.all[row].render() if self.draw is None else self.draw(self.all[row])
+        if picture is None:
             raise EvclError("this environment draws no pictures: make it with render_mode='rgb_array'")
-        return np.asarray(found)
+        return np.asarray(picture)
 
     def tensors(self) -> dict[str, Tensor]:
         width = max(map(len, self.taken))

@@ -64,9 +64,9 @@ class _Work:
         return {"task": self.task, "iteration": self.iteration, "agent": self.agent.outline()}
 
     def tensors(self) -> dict[str, Tensor]:
-        found = {f"agent {name}": tensor for name, tensor in self.agent.tensors().items()}
-        found |= {"returns": self.returns, **{f"curve of {k}": curve for k, curve in enumerate(self.curves)}}
-        return found if self.learning is None else found | self.learning.tensors()
+        state = {f"agent {name}": tensor for name, tensor in self.agent.tensors().items()}
+        state |= {"returns": self.returns, **{f"curve of {k}": curve for k, curve in enumerate(self.curves)}}
+        return state if self.learning is None else state | self.learning.tensors()
 
     def load(self, saved: Saved) -> None:
         about, tensors = saved.description, saved.tensors

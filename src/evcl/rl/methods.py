@@ -21,7 +21,7 @@ from evcl.methods.teacher import DISTILLATION
 from evcl.rl.policies import DISCRETE
 
 HOST = Host("an agent", "use evcl, vcl, ewc, si or mas", trackers=True)
-RL: dict[str, Setting] = {
+RL_SETTINGS: dict[str, Setting] = {
     "algorithm": Setting(
         "ppo",
         "proximal policy optimisation (ppo), or a deep Q network (dqn), which explores by Thompson sampling if the "
@@ -49,7 +49,7 @@ RL: dict[str, Setting] = {
     ),
 }
 """The settings of every method for agents."""
-BAYES = {
+BAYESIAN_SETTINGS = {
     "tempering": Setting(
         1.0, "beta, the weight of the KL term, which is divided by the task's steps", high=1e6, open_low=True
     ),
@@ -57,9 +57,9 @@ BAYES = {
     "prior_std": BAYESIAN["prior_std"],
 }
 DEFAULTS = {"strength": 1.0, "fisher_temperature": 1.0}  # of the elastic term: that of Laplace's approximation
-DISTILLED = 0.3  # default of `distill` for methods of which distillation is a part
+DISTILL_DEFAULT = 0.3  # default of `distill` for methods of which distillation is a part
 NOT_OURS = {**TRAINING, **BAYESIAN, **CORESET, **DISTILLATION, "one_softmax": replace(ONE_SOFTMAX, default=True)}
-OWN = {
+AGENT_METHODS = {
     "clear": Method(
         "clear",
         AGENT_SUMMARIES["clear"],
@@ -81,14 +81,14 @@ def method(name: str | Method, stream: str | None = None) -> Method:
     """A method, one of the library, of your own, `clear` or `separate`, as agents have it: with their settings. With a
     `stream`, the defaults are the settings that were chosen for it. Raises if an agent cannot have this method.
     """
-    if isinstance(name, str) and name not in OWN and name not in METHODS:
-        raise unknown("method for agents", name, {**dict.fromkeys(METHODS), **OWN})
-    found = name if isinstance(name, Method) else OWN.get(name) or METHODS[name]
-    if "algorithm" not in found.known_settings:
-        found = _for_agents(found)
+    if isinstance(name, str) and name not in AGENT_METHODS and name not in METHODS:
+        raise unknown("method for agents", name, {**dict.fromkeys(METHODS), **AGENT_METHODS})
+    base = name if isinstance(name, Method) else AGENT_METHODS.get(name) or METHODS[name]
+    if "algorithm" not in base.known_settings:
+        base = _for_agents(base)
     tuned = TUNED.get(stream or "", {})
-    known, chosen = found.known_settings, {**tuned.get("*", {}), **tuned.get(found.name, {})}
-    return replace(found, settings={**found.settings, **{k: replace(known[k], default=v) for k, v in chosen.items()}})
+    known, chosen = base.known_settings, {**tuned.get("*", {}), **tuned.get(base.name, {})}
+    return replace(base, settings={**base.settings, **{k: replace(known[k], default=v) for k, v in chosen.items()}})
 
 
 def _for_agents(found: Method) -> Method:
@@ -100,18 +100,18 @@ def _for_agents(found: Method) -> Method:
     if "fisher_scale" in known:
         own |= {name: replace(known[name], default=value) for name, value in DEFAULTS.items()}
     taught = "distill" in known and known["distill"].default
-    distill = replace(RL["distill"], default=DISTILLED if taught else 0.0)
-    bayes = BAYES if found.bayesian else {}
-    return replace(found, settings={**dict.fromkeys(NOT_OURS), **own, **bayes, **RL, "distill": distill})
+    distill = replace(RL_SETTINGS["distill"], default=DISTILL_DEFAULT if taught else 0.0)
+    bayes = BAYESIAN_SETTINGS if found.bayesian else {}
+    return replace(found, settings={**dict.fromkeys(NOT_OURS), **own, **bayes, **RL_SETTINGS, "distill": distill})
 
 
 def configured(name: str | Method, given: Mapping[str, object], stream: str) -> tuple[Method, Settings]:
     """A method as agents have it, and its checked settings: those given, and the defaults for this stream."""
-    found = method(name, stream if isinstance(name, str) else None)
-    s = given if isinstance(given, Settings) else resolve(found.name, found.known_settings, given)
-    if found.name not in OWN:
-        check_targets(found, s, DISCRETE)
-    return found, s
+    chosen = method(name, stream if isinstance(name, str) else None)
+    s = given if isinstance(given, Settings) else resolve(chosen.name, chosen.known_settings, given)
+    if chosen.name not in AGENT_METHODS:
+        check_targets(chosen, s, DISCRETE)
+    return chosen, s
 
 
 def of_terms(s: Settings) -> Settings:

@@ -60,8 +60,8 @@ class Discrete(Policy):
 
     def act(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """The action at whose share of [0, 1] the uniform number is."""
-        below = outputs.softmax(1).cumsum(1)
-        return (below[:, :-1] <= noise).sum(1)
+        cumulative = outputs.softmax(1).cumsum(1)
+        return (cumulative[:, :-1] <= noise).sum(1)
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         return outputs.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)

@@ -25,7 +25,7 @@ from evcl.rl.agent import Agent
 from evcl.rl.clear import Replay, Replayed
 from evcl.rl.training import Training
 
-LONGEST = 0.5  # the norm that a gradient is clipped to: one rollout with a rare return must not undo the policy
+MAX_GRADIENT_NORM = 0.5  # gradients are clipped to this norm: one rollout with a rare return must not undo the policy
 
 
 class Batch(NamedTuple):
@@ -77,8 +77,8 @@ class PPO(Training):
                 more = None
                 if self.replay is not None:
                     more = self.replay.sample((i, p, b), self.actor.q.mean, self.critic.q.mean)
-                self.actor.step(noise, partial(self._loss, batch=batch, replayed=more), LONGEST)
-                self.critic.step(noise, partial(_value_loss, seen=seen[at], targets=targets[at]), LONGEST)
+                self.actor.step(noise, partial(self._loss, batch=batch, replayed=more), MAX_GRADIENT_NORM)
+                self.critic.step(noise, partial(_value_loss, seen=seen[at], targets=targets[at]), MAX_GRADIENT_NORM)
         if self.replay is not None:
             self.replay.add(rollout, i)
         self.tally.close(i)
@@ -89,12 +89,12 @@ class PPO(Training):
         own = outputs[:, :, -1]
         ratio = (policy.log_prob(own, batch.actions) - batch.log_prob).exp()
         gain = torch.minimum(ratio * batch.advantages, ratio.clamp(1 - s.clip, 1 + s.clip) * batch.advantages)
-        found: Tensor = -(gain + s.entropy * policy.entropy(own)).mean(1)
+        loss: Tensor = -(gain + s.entropy * policy.entropy(own)).mean(1)
         if batch.taught is not None:
-            found = found + s.distill * policy.divergence(batch.taught, outputs[:, :, :-1]).sum(2).mean(1)
+            loss = loss + s.distill * policy.divergence(batch.taught, outputs[:, :, :-1]).sum(2).mean(1)
         if self.replay is not None and replayed is not None:
-            found = found + self.replay.loss(replayed)
-        return found
+            loss = loss + self.replay.loss(replayed)
+        return loss
 
     @torch.no_grad()
     def rollout(self, i: int) -> Rollout:
@@ -118,10 +118,10 @@ class PPO(Training):
             self.tally.add(outcome.rewards, outcome.ended)
             steps.append((seen, chosen, outputs, outcome.rewards, outcome.terminated, outcome.ended, outcome.last))
         seen, chosen, outputs, rewards, terminated, ended, last = map(torch.stack, zip(*steps, strict=True))
-        found = Rollout(seen, chosen, outputs, Path(rewards, terminated, ended), last)
+        rollout = Rollout(seen, chosen, outputs, Path(rewards, terminated, ended), last)
         r = len(agent.seeds)
-        self.keep(found.by_replica(seen, r), found.by_replica(chosen, r), i)
-        return found
+        self.keep(rollout.by_replica(seen, r), rollout.by_replica(chosen, r), i)
+        return rollout
 
     def finish(self) -> None:
         super().finish()
@@ -141,5 +141,5 @@ class PPO(Training):
 
 
 def _value_loss(network: BayesianNetwork, seen: Tensor, targets: Tensor) -> Tensor:
-    found = network.logits(seen.flatten(0, 1), [0]).view(targets.shape)
-    return F.mse_loss(found, targets, reduction="none").mean(1)
+    values = network.logits(seen.flatten(0, 1), [0]).view(targets.shape)
+    return F.mse_loss(values, targets, reduction="none").mean(1)

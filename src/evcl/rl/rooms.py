@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from evcl._core.errors import extra
 
 THINGS = ("goal", "ball", "box", "key")
-SIZE, LONGEST = 6, 40  # width of the room with its walls; steps of an episode
+WIDTH, MAX_EPISODE_STEPS = 6, 40  # width of the room with its walls; steps of an episode
 ACTIONS = 4  # turn left, turn right, go forward, use what is in front
 FORWARD, USE = 2, 3
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # of the agent: east, south, west, north
-INSIDE = SIZE - 2
-INPUTS = 3 * len(THINGS) + 4
+INSIDE = WIDTH - 2
+OBSERVATION_INPUTS = 3 * len(THINGS) + 4
 
 
 def room(wanted: str) -> Any:
@@ -41,9 +41,9 @@ def room(wanted: str) -> Any:
     class Room(MiniGridEnv):
         def __init__(self) -> None:
             space = MissionSpace(mission_func=lambda: f"{wanted}")
-            super().__init__(mission_space=space, grid_size=SIZE, max_steps=LONGEST, render_mode="rgb_array")
+            super().__init__(mission_space=space, grid_size=WIDTH, max_steps=MAX_EPISODE_STEPS, render_mode="rgb_array")
             self.action_space = spaces.Discrete(ACTIONS)
-            self.observation_space = spaces.Box(-1.0, 1.0, (INPUTS,), np.float32)
+            self.observation_space = spaces.Box(-1.0, 1.0, (OBSERVATION_INPUTS,), np.float32)
 
         def _gen_grid(self, width: int, height: int) -> None:
             self.grid = Grid(width, height)

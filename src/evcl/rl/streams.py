@@ -95,8 +95,8 @@ def minigrid_rooms() -> Stream:
         Task(wanted, partial(Gymnasium, partial(rooms.room, wanted)), context)
         for wanted, context in zip(rooms.THINGS, contexts, strict=True)
     ]
-    network = partial(mlp, rooms.INPUTS + len(made), [64, 64])
-    return Stream("minigrid-rooms", made, (rooms.INPUTS,), rooms.ACTIONS, network)
+    network = partial(mlp, rooms.OBSERVATION_INPUTS + len(made), [64, 64])
+    return Stream("minigrid-rooms", made, (rooms.OBSERVATION_INPUTS,), rooms.ACTIONS, network)
 
 
 def one_hot(tasks: int) -> list[tuple[float, ...]]:
@@ -116,11 +116,11 @@ def stream(name: str, tasks: int | None = None) -> Stream:
     """The stream of this name, or its first tasks."""
     if name not in STREAMS:
         raise unknown("stream", name, STREAMS)
-    found = STREAMS[name]()
-    count = len(found) if tasks is None else tasks
-    if not 1 <= count <= len(found):
-        raise EvclError(f"{name} has {len(found)} tasks: tasks must be from 1 to {len(found)}, not {tasks}")
-    return replace(found, tasks=found.tasks[:count])
+    whole = STREAMS[name]()
+    count = len(whole) if tasks is None else tasks
+    if not 1 <= count <= len(whole):
+        raise EvclError(f"{name} has {len(whole)} tasks: tasks must be from 1 to {len(whole)}, not {tasks}")
+    return replace(whole, tasks=whole.tasks[:count])
 
 
 def from_gymnasium(

@@ -66,10 +66,10 @@ class Training:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that an iteration changes."""
-        found = {f"env {name}": tensor for name, tensor in self.envs.tensors().items()}
+        state = {f"env {name}": tensor for name, tensor in self.envs.tensors().items()}
         for name, one in self.trained.items():
-            found |= one.tensors(name)
-        return found | {f"live {name}": tensor for name, tensor in self.live.items()}
+            state |= one.tensors(name)
+        return state | {f"live {name}": tensor for name, tensor in self.live.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.envs.load(under("env ", tensors))

@@ -141,8 +141,8 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     def _told(self, learner: Learner, name: str) -> None:
         lacking = [repr(self.labels_.tolist()[int(place)]) for place in learner.lacking]
-        if told := learner.forgetting(name, lacking, "set_params(memory=200)"):
-            warnings.warn(told, ForgettingWarning, stacklevel=5)
+        if warning := learner.forgetting(name, lacking, "set_params(memory=200)"):
+            warnings.warn(warning, ForgettingWarning, stacklevel=5)
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
@@ -166,8 +166,8 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """How uncertain each prediction is, how much of that is due to uncertain weights (epistemic), and how far the
         row lies from all training data (unfamiliar).
         """
-        found = self._predictions(X)
-        return Uncertainty(found.entropy, found.aleatoric, found.epistemic, found.unfamiliar)
+        predicted = self._predictions(X)
+        return Uncertainty(predicted.entropy, predicted.aleatoric, predicted.epistemic, predicted.unfamiliar)
 
 
 def _in_order(parts: list[Targets]) -> Targets:

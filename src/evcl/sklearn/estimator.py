@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples", "memory")
 BETWEEN_TASKS = ("strength", "tempering", "lr", "batch_size", "epochs", "predict_samples", "memory")  # may change there
-TOGETHER = 1000  # calls of partial_fit without a task's name are learned together until they have this many rows
+MAX_ROWS_TOGETHER = 1000  # partial_fit calls without a task's name are learned together until they have this many rows
 FEWEST_STEPS, SMALLEST_BATCH = 22, 8  # a first task has this many steps: its batches are smaller, but not below 8
 _AVERAGE = "mini-batches are drawn from the rows, so weights and repetitions agree only on average"
 STOCHASTIC = {
@@ -210,7 +210,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 raise EvclError(f"{task!r} is already learned, and other rows have come since: choose another name")
             scaling = self._scaling if fitted else unscaled(rows.x.shape[1])
             opened = Open(task, before, scaling, rows)
-        full = task is None and len(opened.rows.x) >= TOGETHER
+        full = task is None and len(opened.rows.x) >= MAX_ROWS_TOGETHER
         if task is not None or full or not hasattr(self, "_learner"):
             opened = self._learn(opened, spread=full)
         self._open = None if full else opened
@@ -276,8 +276,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         description, tensors = before.described()
         given, has = self._given(), before.settings
         wanted = resolve(before.method.name, known_settings(before.method, given), given)
-        asked = {name: (wanted[name], has.get(name)) for name in given if name != "memory"}
-        fixed = {name: pair for name, pair in asked.items() if name not in BETWEEN_TASKS}
+        changes = {name: (wanted[name], has.get(name)) for name in given if name != "memory"}
+        fixed = {name: pair for name, pair in changes.items() if name not in BETWEEN_TASKS}
         fixed["method"] = get_method(self.method).name, before.method.name
         fixed["hidden_layer_sizes"] = self._widths(), description["mlp"]["hidden"]
         fixed["scale"] = bool(self.scale), scaling.known
@@ -286,7 +286,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 raise EvclError(
                     f"{name} cannot change between two tasks: set it back to {then!r}, or start over with fit"
                 )
-        description["settings"] |= {name: now for name, (now, _) in asked.items()}
+        description["settings"] |= {name: now for name, (now, _) in changes.items()}
         learner = rebuilt(description, tensors).to(self.device)
         if given.get("memory", (kept := learner.settings.get("memory", 0))) != kept:
             learner.keep(given["memory"])

@@ -69,15 +69,15 @@ class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
     def _checked(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool) -> Rows:
         rows = self._read(x, y, sample_weight, reset, y_numeric=True, multi_output=True)
         rows = rows._replace(y=rows.y.reshape(len(rows.y), -1))
-        found, had = rows.y.shape[1], None if reset else len(self._learner.classes())
-        if had is not None and found != had:
-            raise EvclError(f"y must have {had} number{'s' * (had > 1)} per row, as in earlier calls, not {found}")
+        numbers, had = rows.y.shape[1], None if reset else len(self._learner.classes())
+        if had is not None and numbers != had:
+            raise EvclError(f"y must have {had} number{'s' * (had > 1)} per row, as in earlier calls, not {numbers}")
         return rows
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Inputs | tuple[Inputs, Inputs]:  # noqa: N803
         """The expected number for each row; with `return_std`, also the standard deviation of new rows around it."""
-        found = self._predictions(X, spread=return_std)
-        return (found.mean, found.std) if return_std else found.mean
+        predicted = self._predictions(X, spread=return_std)
+        return (predicted.mean, predicted.std) if return_std else predicted.mean
 
     def predict_interval(self, X: ArrayLike, level: float = 0.95) -> Inputs:  # noqa: N803
         """[rows, 2], or [rows, targets, 2]: the ends of intervals that contain the number with this probability."""
@@ -85,5 +85,5 @@ class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
     def uncertainty(self, X: ArrayLike) -> Spread:  # noqa: N803
         """How uncertain each prediction is, and why."""
-        found = self._predictions(X)
-        return Spread(found.std, found.aleatoric, found.epistemic, found.unfamiliar)
+        predicted = self._predictions(X)
+        return Spread(predicted.std, predicted.aleatoric, predicted.epistemic, predicted.unfamiliar)

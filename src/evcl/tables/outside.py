@@ -55,7 +55,7 @@ class Sample:
 
     def ends(self) -> Ends | None:
         """None: there are too few numbers to tell."""
-        if len(self._kept) < scale.FEW:
+        if len(self._kept) < scale.MIN_RANGE_ROWS:
             return None
         low, high = scale.usual_range(torch.from_numpy(self._kept))
         return Ends(float(low), float(high))

@@ -46,10 +46,10 @@ class Bound(Energy):
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None = None) -> Tensor:
         """[M]: -log p(y | z) + KL(q(z | y) || N(0, I))."""
         y = y.flatten(1)
-        shown, code = outputs.tensor_split([self.width(y)], 1)
+        decoded, code = outputs.tensor_split([self.width(y)], 1)
         mu, log_variance = code.chunk(2, 1)
         kl: Tensor = 0.5 * (mu.square() + log_variance.exp() - 1 - log_variance).sum(1)
-        return kl + self.distortion(shown, y)
+        return kl + self.distortion(decoded, y)
 
     def width(self, y: Tensor) -> int:
         """The number of outputs of the decoder for inputs y [M, D]."""
@@ -95,7 +95,7 @@ class Bound(Energy):
         vae, samples = _vae(network), samples or self.samples
         sources = [generator(seed, Purpose.IMPORTANCE, at.task, device=mean.device) for seed in at.seeds]
         rows = max(1, MOST_NUMBERS // network.whole)
-        step, found = min(samples, rows), []
+        step, log_p = min(samples, rows), []
         for xs in x.split(max(1, rows // samples), 1):
             wide = xs.repeat(r // len(xs), *[1] * (xs.dim() - 1)).flatten(0, 1)
             n, pieces = xs.shape[1], []
@@ -109,11 +109,11 @@ class Bound(Energy):
                 )
                 z = mu.unsqueeze(2) + (0.5 * log_variance).exp().unsqueeze(2) * eps
                 with bound_to(network, mean, at.task, r * n * s):
-                    shown = vae.decoder(z.flatten(0, 2)).flatten(1)
+                    decoded = vae.decoder(z.flatten(0, 2)).flatten(1)
                 each = [t.unsqueeze(2).expand(-1, -1, s, -1).flatten(0, 2) for t in (code, wide.view(r, n, -1))]
-                pieces.append(self.log_weight(shown, each[0], eps.flatten(0, 2), each[1]).view(r, n, s).logsumexp(2))
-            found.append(torch.stack(pieces).logsumexp(0))
-        return torch.cat(found, 1) - float(torch.tensor(float(samples)).log())
+                pieces.append(self.log_weight(decoded, each[0], eps.flatten(0, 2), each[1]).view(r, n, s).logsumexp(2))
+            log_p.append(torch.stack(pieces).logsumexp(0))
+        return torch.cat(log_p, 1) - float(torch.tensor(float(samples)).log())
 
     def sample(self, at: Means, count: int) -> Tensor:
         """The mean of p(x | z) for z from N(0, I)."""
@@ -121,9 +121,9 @@ class Bound(Energy):
         sources = [generator(seed, Purpose.SAMPLE, at.task) for seed in at.seeds]
         z = torch.stack([torch.randn(count, vae.latents, generator=source) for source in sources])
         with bound_to(at.network, mean, at.task, len(mean) * count):
-            shown = self.shown(vae.decoder(z.to(mean).flatten(0, 1)).flatten(1))
-        found: Tensor = shown.unflatten(0, (len(mean), count))
-        return found
+            flat = self.shown(vae.decoder(z.to(mean).flatten(0, 1)).flatten(1))
+        means: Tensor = flat.unflatten(0, (len(mean), count))
+        return means
 
     def shown(self, outputs: Tensor) -> Tensor:
         """[M, D]: the mean of p(x | z), from the decoder's outputs."""

@@ -18,7 +18,7 @@ from evcl.targets.negative_binomial import count_interval, count_nll
 from evcl.targets.scale import Scale
 from evcl.targets.values import Moments, Values, unbiased
 
-MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
+MAX_LOG_RATE = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
 
 class CountMoments(Moments):
@@ -111,4 +111,4 @@ class Poisson(Values):
 
 def _log_rate(outputs: Tensor) -> Tensor:
     f, o = outputs.chunk(2, -1)
-    return (f + o).clamp(max=MOST)
+    return (f + o).clamp(max=MAX_LOG_RATE)

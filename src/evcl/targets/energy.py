@@ -46,11 +46,11 @@ class Energy(Likelihood):
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None = None) -> Tensor:
         """[M]: the energy of each example."""
         assert self.of is not None
-        found = self.of(outputs, y)
-        if not isinstance(found, Tensor) or found.shape != outputs.shape[:1]:
-            came = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        energy = self.of(outputs, y)
+        if not isinstance(energy, Tensor) or energy.shape != outputs.shape[:1]:
+            came = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
             raise EvclError(f"an energy must be one number per example, [{len(outputs)}], not {came}")
-        return found
+        return energy
 
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs
@@ -70,9 +70,9 @@ class Energy(Likelihood):
     def log_likelihood(self, at: Means, x: Tensor, y: Tensor, samples: int | None = None) -> Tensor:
         """[R, N]: the negative energy of each example."""
         r = len(at.weights)
-        found = outputs(at.network, at.weights, at.network.layout, x, [], task=at.task).flatten(0, 1)
+        flat = outputs(at.network, at.weights, at.network.layout, x, [], task=at.task).flatten(0, 1)
         y = y.repeat(r // len(y), *[1] * (y.dim() - 1)).flatten(0, 1)
-        nll: Tensor = self.nll(found, y).unflatten(0, (r, -1))
+        nll: Tensor = self.nll(flat, y).unflatten(0, (r, -1))
         return -nll
 
     def sample(self, at: Means, count: int) -> Tensor:

@@ -110,5 +110,5 @@ class Bernoulli(Values):
 
 def _entropy(p: Tensor) -> Tensor:
     """The entropy of yes-or-no labels of these probabilities, in nats."""
-    found: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
-    return found
+    entropy: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
+    return entropy

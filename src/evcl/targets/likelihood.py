@@ -224,8 +224,8 @@ def drawn(
     """[R, ...]: `of` each row, with one generator per replica; computed on the CPU, whatever the device."""
     if generators is None:
         raise ValueError("a sampled Fisher needs generators")
-    found = [of(row.cpu(), source) for row, source in zip(each, generators, strict=True)]
-    return torch.stack(found).to(each.device)
+    draws = [of(row.cpu(), source) for row, source in zip(each, generators, strict=True)]
+    return torch.stack(draws).to(each.device)
 
 
 def uniform(like: Tensor, source: torch.Generator) -> Tensor:

@@ -25,7 +25,7 @@ from evcl.targets.likelihood import OF_NUMBERS, Estimate, drawn, known, normal, 
 from evcl.targets.scale import Scale
 from evcl.targets.values import Moments, Values, unbiased
 
-INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
+NORMAL_975 = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
 
 class Gaussian(Values):
@@ -69,7 +69,7 @@ class Gaussian(Values):
         variance = noise + (square - mean.square()).clamp_min(0)
         error = (y - mean).square()
         nll = 0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
-        return nll.to(y), (error <= INSIDE**2 * variance).to(y).mean(-1)
+        return nll.to(y), (error <= NORMAL_975**2 * variance).to(y).mean(-1)
 
     def surprise(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         f, log_v = outputs.chunk(2, -1)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-REMEMBERED, LEAST = 2, 200  # earlier errors count as this many times the rows of the last task, and at least as LEAST
-FAR, FEW = 10, 20  # a target is far outside if it is this many times the range away; fewer rows than FEW tell no range
-TRUSTED = 10  # the noise of training counts as this many rows beside those that were predicted before being learned
+EARLIER_FACTOR, MIN_EARLIER = 2, 200  # earlier errors count as this many times the last task's rows, at least this many
+FAR_RANGES, MIN_RANGE_ROWS = 10, 20  # a target is far outside if this many ranges away; fewer rows tell no range
+TRAINING_NOISE_ROWS = 10  # the noise of training counts as this many rows beside those predicted before being learned
 
 
 class Scale(NamedTuple):
@@ -32,14 +32,14 @@ class Scale(NamedTuple):
         If targets drift, the rows that come next lie farther away, as those of each task did before it was learned. And
         errors on new rows are larger than on rows that were learned from. So what counts is errors on new rows.
         """
-        return (self.errors.to(learned.device) + TRUSTED * learned) / (self.tested + TRUSTED)
+        return (self.errors.to(learned.device) + TRAINING_NOISE_ROWS * learned) / (self.tested + TRAINING_NOISE_ROWS)
 
     def tested_on(self, errors: Tensor, first: bool) -> Scale:
         """After the rows of a task had these squared errors [n, D] before they were learned. `first`: they are of parts
         of the head's first task, which say nothing about drift, so those of the next task replace them.
         """
         n = len(errors)
-        keep = min(1.0, max(REMEMBERED * n, LEAST) / max(self.tested, 1.0)) if self.tasks else 0.0
+        keep = min(1.0, max(EARLIER_FACTOR * n, MIN_EARLIER) / max(self.tested, 1.0)) if self.tasks else 0.0
         total = keep * self.errors + errors.sum(0).clamp_min(0).cpu()
         return self._replace(errors=total, tested=keep * self.tested + n, tasks=self.tasks + (not first))
 
@@ -78,7 +78,7 @@ def far_outside(y: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Tensor:
     that is known (see `usual_range`).
     """
     low, high = ends or usual_range(y)
-    wide = FAR * (high - low)
+    wide = FAR_RANGES * (high - low)
     return ((y < low - wide) | (y > high + wide)) & (wide > 0)
 
 
@@ -92,6 +92,6 @@ def limited(y: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Tensor:
 
 def usual_range(y: Tensor) -> tuple[Tensor, Tensor]:
     """[D] each: the ends of the range of y [N, D] without one in a hundred at each end."""
-    out = max(1, len(y) // 100) if len(y) >= FEW else 0
+    out = max(1, len(y) // 100) if len(y) >= MIN_RANGE_ROWS else 0
     ordered = y.sort(0).values
     return ordered[out], ordered[-1 - out]

@@ -18,7 +18,7 @@ from evcl.targets.answers import Array, NumberMeasures, Numbers, Outcome
 from evcl.targets.likelihood import Likelihood
 from evcl.targets.scale import Scale
 
-LARGEST = 1e30  # of a target; its square must be finite in float64
+MAX_TARGET = 1e30  # of a target; its square must be finite in float64
 
 
 class Moments(NamedTuple):
@@ -83,22 +83,22 @@ class Values(Likelihood):
         head.bias.copy_(scale.restored(head.bias.double()))
 
     def scales_in(self, saved: Mapping[str, Any], heads: Mapping[str, Sequence[object]]) -> dict[str, Scale]:
-        found = saved["scales"]
-        if not isinstance(found, dict) or found.keys() != heads.keys():
+        stored = saved["scales"]
+        if not isinstance(stored, dict) or stored.keys() != heads.keys():
             raise EvclError("the scales of its targets do not fit its heads")
         scales = {}
-        for name, told in found.items():
-            numbers = [told[key] for key in ("rows", "tested", "tasks")]
-            lists = [told[key] for key in ("mean", "std", "errors")]
+        for name, entry in stored.items():
+            numbers = [entry[key] for key in ("rows", "tested", "tasks")]
+            lists = [entry[key] for key in ("mean", "std", "errors")]
             if not all(isinstance(one, list) and len(one) == len(heads[name]) for one in lists):
                 raise EvclError("the scales of its targets do not fit its heads")
             every = [*numbers, *(value for one in lists for value in one)]
             if not all(type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e60 for value in every):
                 raise EvclError("the scales of its targets must be finite numbers")
-            if min([*numbers, *told["errors"]]) < 0 or not min(told["std"]) > 0:
+            if min([*numbers, *entry["errors"]]) < 0 or not min(entry["std"]) > 0:
                 raise EvclError("the scales of its targets must have counts of at least 0 and deviations above 0")
             mean, std, errors = (torch.tensor(one, dtype=torch.float64) for one in lists)
-            scales[name] = Scale(float(told["rows"]), mean, std, errors, float(told["tested"]), int(told["tasks"]))
+            scales[name] = Scale(float(entry["rows"]), mean, std, errors, float(entry["tested"]), int(entry["tasks"]))
         return scales
 
     def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
@@ -123,13 +123,13 @@ class Values(Likelihood):
             raise EvclError(f"targets must have shape [examples] or [examples, targets], not {array.shape}")
         if len(array) != len(x):
             raise EvclError(f"there are {len(x)} inputs but {len(array)} targets")
-        found = torch.from_numpy(array.astype(np.float64)).reshape(len(x), -1)
-        bad = ~(found.abs() < LARGEST) | self.wrong(found)
+        targets = torch.from_numpy(array.astype(np.float64)).reshape(len(x), -1)
+        bad = ~(targets.abs() < MAX_TARGET) | self.wrong(targets)
         if bool(bad.any()):
             row = int(bad.any(1).nonzero()[0])
-            value = float(found[row][bad[row]][0])
+            value = float(targets[row][bad[row]][0])
             raise EvclError(f"{must}, but row {row} has {value:g}")
-        return found
+        return targets
 
 
 def unbiased(draws: int) -> float:
