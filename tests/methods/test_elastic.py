@@ -16,7 +16,7 @@ from evcl._core.randomness import GeneratorNoise, generator
 from evcl._core.settings import ELASTIC
 from evcl.methods import Elastic, TaskData
 from evcl.methods.ewc_offline import Anchors
-from evcl.methods.imm import SMALLEST
+from evcl.methods.imm import FISHER_EPSILON
 from evcl.methods.importance import drawn_points
 from evcl.methods.measures import IMPORTANCE, XI
 from evcl.methods.terms import Spring
@@ -234,7 +234,7 @@ def test_what_predicts_is_the_closed_form_and_not_the_last_weights(method, heads
         own = {name: torch.ones_like(w) for name, w in used.items()}
         if method == "imm-mode":
             own = small_runs.fisher_by_definition(used, lambda x, n=network, k=task.head: logits(n, x, k), task.x[0])
-            own = {name: total / task.n + SMALLEST for name, total in own.items()}
+            own = {name: total / task.n + FISHER_EPSILON for name, total in own.items()}
         ends.append(copies(dict(network.named_parameters())))
         weights.append({name: own.get(name, torch.zeros_like(w)) for name, w in ends[-1].items()})
     found, last = small_runs.named(run, run.predictor(0).mean), ends[-1]

@@ -11,7 +11,7 @@ from small_runs import same
 
 import evcl
 from evcl.experiments import configure, execute
-from evcl.methods.class_statistics import ADDED
+from evcl.methods.class_statistics import SHRINKAGE_PER_FEATURE
 
 KINDS = ("class", "domain")
 DIGITS = {kind: evcl.benchmarks.get("split-digits", scenario=kind) for kind in KINDS}
@@ -43,7 +43,7 @@ def stream(method="evcl", seeds=(0,), benchmark="split-digits", **given):
 
 def covariance(scatter, rows):
     """That of features with this scatter about the means of their classes."""
-    k, width = ADDED * len(scatter), len(scatter)
+    k, width = SHRINKAGE_PER_FEATURE * len(scatter), len(scatter)
     scatter = scatter + k * scatter.diagonal().mean() / rows * torch.eye(width, dtype=scatter.dtype)
     return scatter / (rows + k)
 

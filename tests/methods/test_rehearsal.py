@@ -19,7 +19,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS, Fit, Interleaved, Learned, Method, Mixed, TaskData, known_settings, shuffled
-from evcl.methods.rehearsal import SEEN, Rehearsal, by_class, filled, hypergeometric, reservoir
+from evcl.methods.rehearsal import ALL_ROWS_KEY, Rehearsal, by_class, filled, hypergeometric, reservoir
 from evcl.training import Pool
 
 NAMES = ("er", "derpp", "agem", "evcl-er")
@@ -167,7 +167,7 @@ def test_a_run_keeps_a_reservoir_of_all_rows():
     assert all(5 <= n <= 40 for n in rows)
     y = torch.cat([one.y[0] for one in kept_of(run).kept])
     assert 0.7 < float((y == 0).double().mean()) < 0.95  # as often as in the data
-    assert int(kept_of(run).rows[SEEN]) == 3000
+    assert int(kept_of(run).rows[ALL_ROWS_KEY]) == 3000
 
 
 # --- bounded, saved, resumed -----------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_the_state_stays_flat_over_1000_tasks(policy):
             run.memory = type(run.memory)(run.memory.inner, after)
         kept = kept_of(run)
         assert sum(one.n for one in kept.kept) == min(30, 6 * (k + 1))
-        assert kept.rows.keys() == {SEEN, *range(len(kept.kept))}
+        assert kept.rows.keys() == {ALL_ROWS_KEY, *range(len(kept.kept))}
         newest += any(one.task == k for one in kept.kept)
         sizes.append(sum(t.numel() for t in run.tensors().values()) - sum(t.numel() for t in kept.rows.values()))
     assert max(sizes) == sizes[-1] == sizes[40]

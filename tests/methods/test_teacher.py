@@ -20,7 +20,7 @@ from evcl.methods.data import Minibatch
 from evcl.methods.kl import kl
 from evcl.methods.label_noise import RIDGE, label_noise, tempering
 from evcl.methods.method import more_rows
-from evcl.methods.teacher import KEEN, TOLD, UNTAUGHT, USUAL, agreement, protection, unlearned
+from evcl.methods.teacher import EVCL_DISTILL, PRIOR_POWER, TEXT_DISTILL, UNDISTILLED, agreement, protection, unlearned
 from evcl.nn import Gaussian, he_std, outputs
 from evcl.targets import Energy, NextToken
 
@@ -61,7 +61,7 @@ def test_heads_that_the_task_does_not_use_are_taught_by_their_rows():
     (lesson,) = past.losses
     assert list(lesson.heads) == [0, 1]
     assert [float(w) for w in lesson.strength] == pytest.approx(
-        [2.0 * USUAL, 10.0 * USUAL]
+        [2.0 * EVCL_DISTILL, 10.0 * EVCL_DISTILL]
     )  # 80 rows for 40; 100 times as many count for 10
     assert (past.prior, past.elastic) == (1.0, 1.0)
 
@@ -74,7 +74,7 @@ def test_where_new_rows_contradict_the_old_weights_hold_on_and_nothing_is_taught
     past = protection(run.memory.rows, round_of(run, turned, [0]), s)
     knows, surprised = agreement(turned, round_of(run, turned, [0]))
     assert float(surprised) > 0.9
-    assert float(past.elastic) == pytest.approx(UNTAUGHT * float(surprised))
+    assert float(past.elastic) == pytest.approx(UNDISTILLED * float(surprised))
     assert float(past.prior) == pytest.approx(float(surprised))
     assert float(past.losses[0].strength[0]) == float(knows) < 0.1
 
@@ -86,7 +86,7 @@ def test_where_new_rows_agree_with_the_old_the_teacher_holds_and_the_elastic_ter
     past = protection(run.memory.rows, round_of(run, again, [0]), s)
     knows, surprised = agreement(again, round_of(run, again, [0]))
     assert float(knows) > 0.5
-    assert float(past.elastic) == pytest.approx(UNTAUGHT * float(surprised))
+    assert float(past.elastic) == pytest.approx(UNDISTILLED * float(surprised))
     assert float(surprised) < 0.2
     assert float(past.prior) == pytest.approx(float(knows))
     (lesson,) = past.losses
@@ -400,8 +400,8 @@ def test_how_much_is_told_and_how_much_of_the_prior_is_kept(learner, rows):
     knows = max(0.0, 1 - float(nll) / math.log(LETTERS))
     past = protected(learner, x, rows)
     (loss,) = past.losses
-    assert float(loss.strength) == pytest.approx(TOLD * knows * min(1.0, rows / 200), abs=1e-5)
-    assert float(past.prior) == pytest.approx((1 - knows) ** KEEN, abs=1e-5)
+    assert float(loss.strength) == pytest.approx(TEXT_DISTILL * knows * min(1.0, rows / 200), abs=1e-5)
+    assert float(past.prior) == pytest.approx((1 - knows) ** PRIOR_POWER, abs=1e-5)
 
 
 def test_it_is_the_sum_of_the_kls_of_all_letters(learner):

@@ -170,7 +170,7 @@ def facts(model: TableStream) -> dict[str, object]:
         "target": model.target,
         "kind": model.kind,
         "time": model.time,
-        "columns": list(model.encoder.columns),
+        "columns": model.encoder.names,
         "classes": model.labels,
         "overall": model.scores.overall,
         "lately": model.scores.decayed,
@@ -205,7 +205,7 @@ def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
         return
     found = load(path)
     voice.say(f"{path}: {size_of(path)}, a stream of {many(found.scores.rows, 'row')}")
-    voice.fact("columns", shortened(list(found.encoder.columns)))
+    voice.fact("columns", shortened(found.encoder.names))
     voice.fact("target", found.target)
     voice.fact(*(("classes", shortened(found.labels)) if found.kind == "class" else ("learns", f"a {found.kind}")))
     if found.latest is not None:

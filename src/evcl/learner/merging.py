@@ -16,7 +16,7 @@ from evcl.learner.learner import Learner
 from evcl.learner.persist import DENSITY, Described, rebuilt, versions
 from evcl.methods import packing
 from evcl.methods.memories import keeps_examples
-from evcl.methods.memory import TRUNK
+from evcl.methods.memory import TRUNK_KEY
 from evcl.methods.merging import Moved, by_key, merged, undeclared
 from evcl.nn import Gaussian, Layout, head_names
 from evcl.posterior import Evidence
@@ -121,7 +121,7 @@ class _Part:
             name: g.number for gs in self.session.groups.values() for g in gs for name in head_names(g.number).values()
         }
         for name, span in self.layout.spans.items():
-            k = heads.get(name, TRUNK)
+            k = heads.get(name, TRUNK_KEY)
             if k in values:
                 found[:, span] = values[k].double()
         return found

@@ -68,12 +68,12 @@ def one_per_task(method: Method) -> Method:
         fresh = Fresh(remembered.prior, remembered.first)
         inner = restarted(remembered.inner, layout, names, fresh)
         start = replaced(round_.posterior, layout, names, remembered.first)
-        asked = method.learn(inner, replace(round_, posterior=start), Settings({**s, "distill": 0.0}))
+        fits = method.learn(inner, replace(round_, posterior=start), Settings({**s, "distill": 0.0}))
 
         def started(fit: Fit) -> Fit:
             return replace(fit, start=start) if fit.start is None and fit.model is None else fit
 
-        learned = yield from with_fits(asked, started)
+        learned = yield from with_fits(fits, started)
         part = layout.part([*names, *head_names(task.head).values()])
         q = learned.posterior
         kept = torch.stack([layout.gather(t, part) for t in (q.mean, q.log_std) if t is not None], 1)
@@ -89,10 +89,10 @@ def one_per_task(method: Method) -> Method:
         assert layout is not None
         head = head_names(int(remembered.heads[number][0, 0])).values()
         part = layout.part([*_trunk(layout), *head])
-        found = [posterior.mean.clone()] + ([] if posterior.log_std is None else [posterior.log_std.clone()])
-        for flat, values in zip(found, kept.unbind(1), strict=True):
+        tensors = [posterior.mean.clone()] + ([] if posterior.log_std is None else [posterior.log_std.clone()])
+        for flat, values in zip(tensors, kept.unbind(1), strict=True):
             layout.scatter_(flat, part, values)
-        return Gaussian(found[0], found[1] if len(found) > 1 else None)
+        return Gaussian(tensors[0], tensors[1] if len(tensors) > 1 else None)
 
     return replace(
         method,
@@ -116,9 +116,9 @@ def replaced(q: Gaussian, layout: Layout, names: Sequence[str], values: Gaussian
     part = layout.part(names)
 
     def change(flat: Tensor, new: Tensor) -> Tensor:
-        found = flat.clone()
-        layout.scatter_(found, part, layout.gather(new, part))
-        return found
+        changed = flat.clone()
+        layout.scatter_(changed, part, layout.gather(new, part))
+        return changed
 
     if q.log_std is None or values.log_std is None:
         return Gaussian(change(q.mean, values.mean), q.log_std)

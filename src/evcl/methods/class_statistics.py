@@ -24,13 +24,13 @@ from evcl.nn import BayesianNetwork, Gaussian, outputs
 from evcl.nn.sizes import ON_GPU, PASS_NUMBERS
 from evcl.posterior.classes import ClassMeans
 
-FIELD, GRID = 7, 4  # of the convolutions: D / 16 filters of 7 x 7 pixels, averaged over 4 x 4 fields
-SMALLEST = 8  # images with fewer pixels than this along a side are flattened
-ADDED = 0.1  # k, the pseudo-rows that shrink S towards a multiple of the identity, per feature
-CHUNK = 2048  # rows whose features are computed at a time
-CACHED = 500_000  # on a CPU, this many outputs of the convolutions are computed at a time: they stay in its cache
+FILTER_SIDE, POOL_SIDE = 7, 4  # of the convolutions: D / 16 filters of 7 x 7 pixels, averaged over 4 x 4 fields
+MIN_IMAGE_SIDE = 8  # images with fewer pixels than this along a side are flattened
+SHRINKAGE_PER_FEATURE = 0.1  # k, the pseudo-rows that shrink S towards a multiple of the identity, per feature
+ROWS_AT_ONCE = 2048  # rows whose features are computed at a time
+OUTPUTS_AT_ONCE = 500_000  # of the convolutions, computed at a time on a CPU: they stay in its cache
 TEMPERATURES = tuple(2.0 ** (i / 4) for i in range(-4, 29))  # from 1/2 to 128
-USUAL, DOUBT = 6.0, 5.0  # T before any row is held out, and how many rows that choice counts for
+PRIOR_T, PRIOR_ROWS = 6.0, 5.0  # T before any row is held out, and how many rows that choice counts for
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Statistics:
         every = torch.cat([one[r] for one in self.classes.values()]) if classes is None else classes
         scatter = square(double(self.common["scatter"][r])).unsqueeze(0)
         count, mean = double(every[None, :, 0]), double(every[None, :, 1:])
-        return ClassMeans(count, mean, scatter, ADDED * scatter.shape[1])
+        return ClassMeans(count, mean, scatter, SHRINKAGE_PER_FEATURE * scatter.shape[1])
 
     def with_inputs(self, count: int) -> Statistics:
         """The same statistics, with this many more inputs, which were 0 in all rows so far."""
@@ -130,9 +130,9 @@ class Statistics:
             right = right and bool((first <= self.common["centre"].shape[1]).all())
         shapes = {(one.dim(), one.shape[2:]) for one in classes}
         if right and shapes == {(3, torch.Size([1 + width]))}:
-            found = torch.cat(classes, 1)
-            if float(found[:, :, 0].min()) >= 0:
-                return found
+            joined = torch.cat(classes, 1)
+            if float(joined[:, :, 0].min()) >= 0:
+                return joined
         raise EvclError("the statistics of its classes do not fit each other")
 
     @property
@@ -140,7 +140,7 @@ class Statistics:
         """[R]: the temperature with the smallest NLL."""
         nll = double(self.common["nll"])
         grid = nll.new_tensor(TEMPERATURES)
-        total = nll + DOUBT * (grid / USUAL).log().square()
+        total = nll + PRIOR_ROWS * (grid / PRIOR_T).log().square()
         return grid[total.argmin(1)]
 
 
@@ -151,8 +151,8 @@ def statistics_in(memory: object) -> Statistics | None:
     if isinstance(memory, Statistics):
         return memory if memory.classes else None
     for one in fields(memory) if is_dataclass(memory) else ():
-        if (found := statistics_in(getattr(memory, one.name))) is not None:
-            return found
+        if (inner := statistics_in(getattr(memory, one.name))) is not None:
+            return inner
     return None
 
 
@@ -163,10 +163,10 @@ def side_of(numbers: int) -> int:
 def square(flat: Tensor) -> Tensor:
     side = side_of(len(flat))
     i, j = torch.triu_indices(side, side, device=flat.device)
-    found = flat.new_zeros(side, side)
-    found[i, j] = flat
-    found[j, i] = flat
-    return found
+    matrix = flat.new_zeros(side, side)
+    matrix[i, j] = flat
+    matrix[j, i] = flat
+    return matrix
 
 
 def triangle(square: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     drawn = drawn_weights(x, x.shape[1:], width, seed, first_inputs(common, r))
     if len(drawn) != 1:
         return features(z, drawn, width)
-    most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else CACHED
+    most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else OUTPUTS_AT_ONCE
     size = max(1, most // (len(drawn[0]) * math.prod(z.shape[2:])))
     return torch.cat([features(some, drawn, width) for some in z.split(size)])
 
@@ -206,7 +206,7 @@ def features(z: Tensor, drawn: Sequence[Tensor], width: int) -> Tensor:
         z = z.flatten(1)
         return F.pad(z, (0, width - z.shape[1]))
     if len(drawn) == 1:
-        return F.adaptive_avg_pool2d(F.conv2d(z, drawn[0], padding=FIELD // 2).relu(), GRID).flatten(1)
+        return F.adaptive_avg_pool2d(F.conv2d(z, drawn[0], padding=FILTER_SIDE // 2).relu(), POOL_SIDE).flatten(1)
     return (z.flatten(1) @ drawn[0] + drawn[1]).relu()
 
 
@@ -221,10 +221,10 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, fir
     in which they are 0.
     """
     source = generator(seed, Purpose.FEATURES)
-    if width % GRID**2:  # no number of random units
+    if width % POOL_SIDE**2:  # no number of random units
         return []
-    if len(shape) == 3 and min(shape[1:]) >= SMALLEST:
-        filters = torch.randn(width // GRID**2, shape[0], FIELD, FIELD, generator=source).to(like)
+    if len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIDE:
+        filters = torch.randn(width // POOL_SIDE**2, shape[0], FILTER_SIDE, FILTER_SIDE, generator=source).to(like)
         return [filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)]
     inputs = math.prod(shape)
     at_first = inputs if first is None else first
@@ -237,7 +237,7 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, fir
 
 
 def chunks(
-    statistics: Statistics, x: Tensor, seeds: Sequence[int], size: int = CHUNK
+    statistics: Statistics, x: Tensor, seeds: Sequence[int], size: int = ROWS_AT_ONCE
 ) -> Iterator[tuple[int, int, Tensor]]:
     """For each replica and each piece of x [U, N, ...]: the replica, the piece's first row, and its features [n, D]."""
     for r, seed in enumerate(seeds):
@@ -250,15 +250,15 @@ def chunks(
 
 def scores(statistics: Statistics, seeds: Sequence[int], x: Tensor, heads: Sequence[int]) -> list[Tensor]:
     weight, offset = statistics.classifier
-    found = [x.new_empty(len(seeds), x.shape[1], statistics.classes[k].shape[1]) for k in heads]
+    per_head = [x.new_empty(len(seeds), x.shape[1], statistics.classes[k].shape[1]) for k in heads]
     sizes = [one.shape[1] for one in statistics.classes.values()]
     order = {k: i for i, k in enumerate(statistics.classes)}
     places = [order[k] for k in heads]
     for r, first, f in chunks(statistics, x, seeds):
         parts = torch.addmm(offset[r], f, weight[r]).split(sizes, 1)
-        for into, place in zip(found, places, strict=True):
+        for into, place in zip(per_head, places, strict=True):
             into[r, first : first + len(f)] = parts[place]
-    return found
+    return per_head
 
 
 def known_inputs(statistics: Statistics, q: Gaussian, asked: Asked) -> Tensor | None:

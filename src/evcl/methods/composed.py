@@ -26,7 +26,7 @@ from evcl.methods.domains import familiarity
 from evcl.methods.kronecker import with_measures
 from evcl.methods.method import Method
 from evcl.methods.task_inference import with_classes
-from evcl.methods.teacher import USUAL, taught, with_distillation
+from evcl.methods.teacher import EVCL_DISTILL, taught, with_distillation
 
 
 def with_defaults(method: Method, name: str, **defaults: Value) -> Method:
@@ -45,7 +45,7 @@ VCL = with_distillation(vcl.VCL)
 DISTILLED = with_distillation(
     with_measures(evcl.EVCL),
     lambda memory, round_: familiarity(memory.classes, round_, taught(round_.tasks, round_)),
-    distill=USUAL,
+    distill=EVCL_DISTILL,
 )
 EVCL = replace(with_classes(DISTILLED), kept_as="evidence")
 EVCL_FILM = with_film(EVCL, distill=0.0)

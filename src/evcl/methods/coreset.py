@@ -68,8 +68,8 @@ def _rows(kept: Sequence[TaskData], task: TaskData, i: int, round_: Round, s: Se
     if task.weights is not None:
         raise EvclError("class_weight, sample_weight: not with coresets, whose examples have no weights")
     count = len(round_.seeds)
-    found = choose(s.coreset, task.x, min(s.coreset_size, task.y.shape[1] // 2), round_.generators(Purpose.CORESET, i))
-    return round_.same(found[torch.arange(count) % len(found)])
+    rows = choose(s.coreset, task.x, min(s.coreset_size, task.y.shape[1] // 2), round_.generators(Purpose.CORESET, i))
+    return round_.same(rows[torch.arange(count) % len(rows)])
 
 
 def _some(kept: Sequence[TaskData]) -> bool:

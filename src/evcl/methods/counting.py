@@ -12,8 +12,8 @@ from torch import Tensor
 
 from evcl._core.randomness import Purpose, generator
 from evcl.methods.class_statistics import (
-    CHUNK,
-    GRID,
+    POOL_SIDE,
+    ROWS_AT_ONCE,
     TEMPERATURES,
     Statistics,
     base,
@@ -26,12 +26,12 @@ from evcl.methods.class_statistics import (
 from evcl.methods.data import TaskData
 from evcl.methods.method import Round
 
-LEAST, MOST, PER_ROW, PER_INPUT = 128, 1024, 2, 16  # D: 2 per row of the first task, 16 per input, within limits
-BLOCK = 256  # columns of the scatter that are computed at a time
-# A task of fewer than MANY rows holds out all of them, one fold at a time; of more, one fold; of few, none
-FOLDS, FEWEST, MANY = 5, 10, 1000
+MIN_FEATURES, MAX_FEATURES, PER_ROW, PER_INPUT = 128, 1024, 2, 16  # D: 2 per row of the first task, 16 per input
+COLUMNS_AT_ONCE = 256  # columns of the scatter that are computed at a time
+# A task of fewer than MAX_FOLD_ROWS rows holds out all of them, one fold at a time; of more, one fold; of few, none
+FOLDS, MIN_FOLD_ROWS, MAX_FOLD_ROWS = 5, 10, 1000
 MOST_HELD = 1000  # rows
-RIVALS = 1000  # classes that a held-out row is predicted among; of more, some are drawn
+MAX_RIVALS = 1000  # classes that a held-out row is predicted among; of more, some are drawn
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
     orders = [task.drawn(round_.generators(Purpose.FOLDS, i)) for i, task in enumerate(tasks)]
     n = sum(order.shape[1] for order in orders)
     nll = statistics.common["nll"].clone()
-    for fold in range(0 if n < FEWEST else FOLDS if n < MANY else 1):
+    for fold in range(0 if n < MIN_FOLD_ROWS else FOLDS if n < MAX_FOLD_ROWS else 1):
         rest, held = statistics, []
         for task, order in zip(tasks, orders, strict=True):
             own = torch.arange(order.shape[1], device=order.device) % FOLDS == fold
@@ -66,7 +66,7 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
         rest = replace(rest, common={**rest.common, "nll": certain})
         for task, rows in held:
             nll += _nll(rest, task, rows[:, :MOST_HELD], round_)
-        if n >= MANY:  # the rest is already counted
+        if n >= MAX_FOLD_ROWS:  # the rest is already counted
             statistics, orders = rest, [rows for _, rows in held]
     statistics = replace(statistics, common={**statistics.common, "nll": nll})
     for task, order in zip(tasks, orders, strict=True):
@@ -83,11 +83,11 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
     centre = flat.mean(1)
     scale = (flat - centre.unsqueeze(1)).square_().mean((1, 2)).sqrt().clamp_min(1e-12)
     common = {"centre": centre[own], "scale": scale[own].unsqueeze(1)}
-    room = MOST if most >= MOST * (MOST + 1) / 2 else side_of(int(most))
-    width = max(LEAST, min(PER_ROW * flat.shape[1], PER_INPUT * flat.shape[2], MOST, room))
-    width -= width % GRID**2
-    own_width = flat.shape[2] + (flat.shape[2] % GRID**2 == 0)
-    if round_.network.base_features and own_width <= MOST:  # the matrix is small beside the base model
+    room = MAX_FEATURES if most >= MAX_FEATURES * (MAX_FEATURES + 1) / 2 else side_of(int(most))
+    width = max(MIN_FEATURES, min(PER_ROW * flat.shape[1], PER_INPUT * flat.shape[2], MAX_FEATURES, room))
+    width -= width % POOL_SIDE**2
+    own_width = flat.shape[2] + (flat.shape[2] % POOL_SIDE**2 == 0)
+    if round_.network.base_features and own_width <= MAX_FEATURES:  # the matrix is small beside the base model
         width = own_width
     common["scatter"] = flat.new_zeros(len(own), width * (width + 1) // 2)
     common["nll"] = flat.new_zeros(len(own), len(TEMPERATURES))
@@ -109,7 +109,7 @@ def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, se
         after[:, : before.shape[1]] = before
     for r, seed in enumerate(seeds):
         own, total = r % len(task.x), square(scatter[r].to(dtype))
-        for some in rows[r].split(CHUNK):
+        for some in rows[r].split(ROWS_AT_ONCE):
             x = task.x[own].index_select(0, some)
             f = units(x, statistics.common, r, seed).to(dtype)
             weights = f.new_ones(len(f)) if task.weights is None else task.weights[r % len(task.weights), some].to(f)
@@ -132,25 +132,25 @@ def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, se
 
 def _add_squares(total: Tensor, rows: Tensor) -> None:
     """Add rows^T rows to the upper triangle of a matrix, in place. The lower one is not used, and has other values."""
-    for i in range(0, len(total), BLOCK):
-        total[i : i + BLOCK, i:].addmm_(rows[:, i : i + BLOCK].T, rows[:, i:])
+    for i in range(0, len(total), COLUMNS_AT_ONCE):
+        total[i : i + COLUMNS_AT_ONCE, i:].addmm_(rows[:, i : i + COLUMNS_AT_ONCE].T, rows[:, i:])
 
 
 def _rivals(statistics: Statistics, head: int, round_: Round) -> list[int]:
     """The heads whose classes a held-out row of this head is predicted among: all of them or, if they have more than
-    RIVALS classes, some that are drawn: so a round takes no longer with thousands of heads.
+    MAX_RIVALS classes, some that are drawn: so a round takes no longer with thousands of heads.
     """
     heads = list(statistics.classes)
-    if sum(one.shape[1] for one in statistics.classes.values()) <= RIVALS:
+    if sum(one.shape[1] for one in statistics.classes.values()) <= MAX_RIVALS:
         return heads
     order = torch.randperm(len(heads), generator=generator(0, Purpose.RIVALS, round_.number)).tolist()  # for all seeds
-    found, count = {head}, statistics.classes[head].shape[1]
+    rivals, count = {head}, statistics.classes[head].shape[1]
     for k in (heads[i] for i in order):
-        count += 0 if k in found else statistics.classes[k].shape[1]
-        if count > RIVALS:
+        count += 0 if k in rivals else statistics.classes[k].shape[1]
+        if count > MAX_RIVALS:
             break
-        found.add(k)
-    return [k for k in heads if k in found]
+        rivals.add(k)
+    return [k for k in heads if k in rivals]
 
 
 def _nll(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) -> Tensor:
@@ -165,7 +165,7 @@ def _nll(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) ->
     for r, first, f in chunks(statistics, task.x[own, rows], round_.seeds):
         every[r, first : first + len(f)] = torch.addmm(offset[r], f, weight[r])
     y = start + task.y[own, rows]
-    found = [
+    nll = [
         F.cross_entropy((every / t).flatten(0, 1), y.flatten(), reduction="none").view(y.shape) for t in TEMPERATURES
     ]
-    return torch.stack(found, 2).nan_to_num(0.0, 0.0).sum(1)  # a row whose class has no other rows says nothing
+    return torch.stack(nll, 2).nan_to_num(0.0, 0.0).sum(1)  # a row whose class has no other rows says nothing

@@ -66,8 +66,8 @@ class TaskData:
         """The data with what the part of the network that never changes makes of the inputs, and True: see
         `BayesianNetwork.below`. If there is no such part, the data as they are, and False.
         """
-        below = network.below(self.x)
-        return (self, False) if below is None else (replace(self, x=below), True)
+        features = network.below(self.x)
+        return (self, False) if features is None else (replace(self, x=features), True)
 
     def drawn(self, generators: Sequence[torch.Generator], most: int | None = None) -> Tensor:
         """[R, n]: the numbers of all examples in random order, or of up to `most` of them, by each generator."""
@@ -116,8 +116,8 @@ class Minibatch(NamedTuple):
     def through(self, network: BayesianNetwork) -> Tensor:
         """[R*B, F]: the trunk's output for the examples, with the weights of this step."""
         x = self.x if self.below is None else self.below
-        found: Tensor = network(x.flatten(0, 1), from_below=self.below is not None)
-        return found
+        features: Tensor = network(x.flatten(0, 1), from_below=self.below is not None)
+        return features
 
     def logits(self, network: BayesianNetwork, heads: Sequence[int], tasks: Sequence[int | None] = ()) -> Tensor:
         """[R, B, classes of these heads]: the network's logits for the examples, with the weights of this step.
@@ -134,8 +134,8 @@ class Minibatch(NamedTuple):
             pieces = [one for own, z in parts for one in z.split([network.classes(k) for k in own], 2)]
             return torch.cat([pieces[places.index(k)] for k in heads], 2)
         features = self.through(network) if self.features is None else self.features.flatten(0, 1)
-        found: Tensor = network.apply_heads(features, heads).unflatten(0, self.rows.shape)
-        return found
+        logits: Tensor = network.apply_heads(features, heads).unflatten(0, self.rows.shape)
+        return logits
 
     def of(self, replicas: Tensor) -> Minibatch:
         """The minibatch of these replicas alone."""

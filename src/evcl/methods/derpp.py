@@ -71,16 +71,16 @@ class DarkReplay(LogitLoss):
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     fitted = yield _fit(memory, round_, s) if memory.rehearsal.recalled(round_) else Fit(round_.tasks)
-    found = chosen(memory.rehearsal, round_, s)
+    picked = chosen(memory.rehearsal, round_, s)
     logits = {}
-    for task, rows in found:
+    for task, rows in picked:
         known = memory.logits.get(task.task)
         places = rows.unsqueeze(2)
         if known is None:
             logits[task.task] = _said(fitted, task.select(rows))
         else:
             logits[task.task] = known.gather(1, places.expand(-1, -1, known.shape[2]))
-    return Learned(fitted.q, Memory(memory.rehearsal.keeping(found, round_), logits))
+    return Learned(fitted.q, Memory(memory.rehearsal.keeping(picked, round_), logits))
 
 
 def _fit(memory: Memory, round_: Round, s: Settings) -> Fit:
@@ -107,8 +107,8 @@ def _fit(memory: Memory, round_: Round, s: Settings) -> Fit:
 
 def _said(fitted: Fitted, task: TaskData) -> Tensor:
     """[R, m, C]: the network's logits for these rows."""
-    found: Tensor = outputs(fitted.network, fitted.q.mean, fitted.network.layout, task.x, [task.head], task=task.task)
-    return found
+    logits: Tensor = outputs(fitted.network, fitted.q.mean, fitted.network.layout, task.x, [task.head], task=task.task)
+    return logits
 
 
 DERPP = Method(

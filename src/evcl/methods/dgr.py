@@ -69,8 +69,8 @@ class ReplayedLabels(Loss):
         for (z, wanted), share in zip(parts, self.shares, strict=True):
             kl = F.kl_div(z.log_softmax(2), wanted, reduction="none").sum(2)
             total = total + share.flatten() * kl.mean(1)
-        found: Tensor = self.strength.flatten() * warm.square().flatten() * total
-        return found
+        loss: Tensor = self.strength.flatten() * warm.square().flatten() * total
+        return loss
 
 
 @torch.no_grad()

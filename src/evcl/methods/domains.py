@@ -23,7 +23,7 @@ RECOGNISED, KNOWN, NEARLY, MISSED = 0.75, 0.5, 0.8, 5.0
 NEW, TENTH = 0.5, 0.1
 FAMILIAR, STRANGE = 5.0, 10.0  # d at which old outputs are trusted fully, and not at all: see `familiarity`
 MOST_ASKED = 500  # rows for which d is computed
-OWN = -1  # the head under which a task of an unknown domain is counted while it is judged
+JUDGED_HEAD = -1  # the head under which a task of an unknown domain is counted while it is judged
 
 
 @torch.no_grad()
@@ -48,8 +48,8 @@ def domains(statistics: Statistics, q: Gaussian, asked: Asked, task: Newcomer) -
     x = known_inputs(statistics, q, asked)
     if x is None:
         return None
-    found = [_judged(statistics, x[r % len(x)], asked, task, r) for r in range(len(asked.seeds))]
-    new, shares = zip(*found, strict=True)
+    judged = [_judged(statistics, x[r % len(x)], asked, task, r) for r in range(len(asked.seeds))]
+    new, shares = zip(*judged, strict=True)
     return torch.stack(new), torch.stack(shares)
 
 
@@ -65,9 +65,9 @@ def _judged(statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, r: 
         {name: one[r : r + 1] for name, one in statistics.common.items()},
     )
     size = 1 + max(max(some) for some in task.classes)
-    own = TaskData(x.unsqueeze(0), y.unsqueeze(0), OWN)
+    own = TaskData(x.unsqueeze(0), y.unsqueeze(0), JUDGED_HEAD)
     alone = added(alone, own, counted.unsqueeze(0), size, [seed])
-    *known, own_scores = (one[0] for one in scores(alone, [seed], x[judged].unsqueeze(0), [*asked.heads, OWN]))
+    *known, own_scores = (one[0] for one in scores(alone, [seed], x[judged].unsqueeze(0), [*asked.heads, JUDGED_HEAD]))
     count, y = 1 + max(task.domains), y[judged]
     of_domain = torch.stack([_total(known, [d == k for d in task.domains]) for k in range(count)], 1)
     label = torch.tensor([c for one, some in zip(known, task.classes, strict=True) for c in some[: one.shape[1]]])
@@ -78,8 +78,8 @@ def _judged(statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, r: 
     nll = -torch.stack([by_known, by_own])
     nll = nll[:, nll.isfinite().all(0)].mean(1)  # a row whose class has no other rows says nothing
     entropy = torch.special.entr(frequency).sum()
-    told = torch.where(entropy > 0, entropy, math.log(2)) - nll
-    unknown = (told[0] < KNOWN * told[1]) | ((told[0] < NEARLY * told[1]) & (nll[0] > MISSED * nll[1]))
+    info = torch.where(entropy > 0, entropy, math.log(2)) - nll
+    unknown = (info[0] < KNOWN * info[1]) | ((info[0] < NEARLY * info[1]) & (nll[0] > MISSED * nll[1]))
     mine = (own_scores.logsumexp(1) > of_domain.amax(1)).sum()
     recognised = (mine + 1) / (len(judged) + 2) >= RECOGNISED
     crowded = ~_uses_other_inputs(statistics, x[rows], task.y.shape[1], r)
@@ -128,9 +128,9 @@ def familiarity(statistics: Statistics, round_: Round, heads: Iterable[int]) -> 
         return {}
     x = torch.cat(every, 1)
     classes = list(known.values())
-    found = torch.stack([_trust(statistics, classes, x[r], round_.n, r, round_.seeds[r]) for r in replicas])
-    found = round_.same(found.to(mean))
-    return {k: found[:, i : i + 1] for i, k in enumerate(known)}
+    trust = torch.stack([_trust(statistics, classes, x[r], round_.n, r, round_.seeds[r]) for r in replicas])
+    trust = round_.same(trust.to(mean))
+    return {k: trust[:, i : i + 1] for i, k in enumerate(known)}
 
 
 def _trust(statistics: Statistics, classes: Sequence[Tensor], x: Tensor, n: int, r: int, seed: int) -> Tensor:
@@ -138,12 +138,12 @@ def _trust(statistics: Statistics, classes: Sequence[Tensor], x: Tensor, n: int,
     root = statistics.posterior(r).root[0]
 
     def whitened(f: Tensor) -> Tensor:
-        found: Tensor = torch.linalg.solve_triangular(root, double(f).T, upper=False).T
-        return found
+        white: Tensor = torch.linalg.solve_triangular(root, double(f).T, upper=False).T
+        return white
 
-    z, found = whitened(units(x, statistics.common, r, seed)), []
+    z, distances = whitened(units(x, statistics.common, r, seed)), []
     for one in classes:
         apart = torch.cdist(z, whitened(one[r, :, 1:])).square().masked_fill(double(one[r, :, 0]) == 0, math.inf)
-        found.append(apart.amin(1).median() / z.shape[1])
-    trust = ((STRANGE - torch.stack(found)) / (STRANGE - FAMILIAR)).clamp(0, 1)
+        distances.append(apart.amin(1).median() / z.shape[1])
+    trust = ((STRANGE - torch.stack(distances)) / (STRANGE - FAMILIAR)).clamp(0, 1)
     return trust * ~_uses_other_inputs(statistics, x, n, r).to(trust.device)

@@ -104,8 +104,8 @@ def solved(b: Tensor, spread: Tensor, rows: Tensor) -> Tensor:
     scaled = rows * spread.unsqueeze(1)
     inner = torch.eye(rows.shape[1], dtype=b.dtype, device=b.device) + scaled @ rows.mT
     x = torch.linalg.solve(inner, scaled @ b.unsqueeze(2))
-    found: Tensor = spread * b - (scaled.mT @ x).squeeze(2)
-    return found
+    solution: Tensor = spread * b - (scaled.mT @ x).squeeze(2)
+    return solution
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -122,8 +122,8 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     made: list[KalmanRule] = []
 
     def row(i: int) -> Tensor | None:
-        found = made[-1].rows
-        return None if found is None else found[:, i].clone()
+        w = made[-1].rows
+        return None if w is None else w[:, i].clone()
 
     def make(q: Gaussian, variance: Tensor, *rest: Any) -> KalmanRule:
         assert q.layout is not None

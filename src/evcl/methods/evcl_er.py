@@ -64,8 +64,8 @@ from evcl.methods.teacher import Distillation, column, of_inner, with_fits
 from evcl.methods.terms import Number
 from evcl.nn import head_names, outputs
 
-UNKNOWN = -1e9  # the logit of a class whose probability is 0
-INPUTS = 10_000  # maximum number of kept rows and mixtures, unless more rows are kept
+IMPOSSIBLE_LOGIT = -1e9  # the logit of a class whose probability is 0
+MAX_KEPT_INPUTS = 10_000  # maximum number of kept rows and mixtures, unless more rows are kept
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def recalled(
     for task, share in zip(inputs, shares, strict=True):
         k, m = heads.index(task.head), task.y.shape[1]
         z = outputs(network, mean, network.layout, task.x, [task.head], task=task.task) / column(warm, mean)
-        z[:, :, known[task.head] :] = UNKNOWN
+        z[:, :, known[task.head] :] = IMPOSSIBLE_LOGIT
         said[k][:, at : at + m] = z.log_softmax(2)
         own = torch.ones_like(mean[:, :1]) if task.weights is None else task.weights
         strengths[k][:, at : at + m] = 2 * share * size / m * own / warm**2  # a distillation loss has the factor T^2
@@ -134,7 +134,7 @@ def completed(kept: Sequence[TaskData], rows: Sequence[int], round_: Round) -> l
     network, new = round_.network, sum(task.y.shape[1] for task in round_.tasks)
     if network.takes_tokens or network.call.form is not None:
         return list(kept)
-    most = min(new, INPUTS) // len(kept)
+    most = min(new, MAX_KEPT_INPUTS) // len(kept)
     return [_mixed(task, min(n, most) - task.y.shape[1], round_) for task, n in zip(kept, rows, strict=True)]
 
 
@@ -165,11 +165,11 @@ def represented(rehearsal: Rehearsal, round_: Round) -> tuple[list[TaskData], li
         if round_.network.classes(task.head) > 1:
             had = rehearsal.rows[i]
             have = class_counts(task, had.shape[1], len(had))
-            shown = torch.where(have > 0, had, 0)
-            each = (shown / have.clamp_min(1)).gather(1, task.y) * task.y.shape[1] / shown.sum(1, keepdim=True)
+            counts = torch.where(have > 0, had, 0)
+            each = (counts / have.clamp_min(1)).gather(1, task.y) * task.y.shape[1] / counts.sum(1, keepdim=True)
             weights = each.to(task.x) if task.weights is None else each.to(task.x) * task.weights
             kept.append(task if bool((each == 1).all()) else replace(task, weights=weights))
-            rows.append(int(shown[0].sum()))
+            rows.append(int(counts[0].sum()))
     return kept, rows
 
 

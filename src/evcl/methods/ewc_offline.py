@@ -62,8 +62,8 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     pairs = zip(memory.importance, memory.anchors, strict=True)
     term = Anchors.of([none, *(Spring(s.strength * f / divisor(round_.n, s), anchor) for f, anchor in pairs)])
     fitted = yield Fit(round_.tasks, terms=[term], trackers=importance.trackers())
-    found = importance.measure(fitted, round_, s)
-    return Learned(fitted.q, Memory((*memory.anchors, fitted.q.mean.clone()), (*memory.importance, found)))
+    measured = importance.measure(fitted, round_, s)
+    return Learned(fitted.q, Memory((*memory.anchors, fitted.q.mean.clone()), (*memory.importance, measured)))
 
 
 EWC_OFFLINE = Method(

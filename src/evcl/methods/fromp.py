@@ -86,7 +86,7 @@ class Points(NamedTuple):
         noise, network.weights.noise = network.weights.noise, None
         with network.using(self.row):
             features = network(self.x.flatten(0, 1)).unflatten(0, self.x.shape[:2])
-        found, start = [], 0
+        parts, start = [], 0
         for head, known, inverse in self.blocks:
             r, tasks, _, points, _ = inverse.shape
             own = features[:, start : start + tasks * points].flatten(0, 1)
@@ -94,9 +94,9 @@ class Points(NamedTuple):
             z = network.apply_heads(own, [head])
             if before:
                 z[:, known:] = -torch.inf
-            found.append(z.softmax(1).view(r, tasks, points, -1).transpose(2, 3))
+            parts.append(z.softmax(1).view(r, tasks, points, -1).transpose(2, 3))
         network.weights.noise = noise
-        return found
+        return parts
 
 
 @dataclass(frozen=True)

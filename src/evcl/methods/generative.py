@@ -35,10 +35,10 @@ from evcl.methods.method import Learned, Learning, Method, Round
 
 
 def _learn(memory: Statistics, round_: Round, s: Settings) -> Learning:
-    found = counted(memory, round_)
-    if not found.classes:
+    statistics = counted(memory, round_)
+    if not statistics.classes:
         raise EvclError("a likelihood per class cannot be learned from tokens, or from inputs of several shapes")
-    return Learned(round_.posterior, found)
+    return Learned(round_.posterior, statistics)
     yield  # a generator that requests no fit
 
 

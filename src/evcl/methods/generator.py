@@ -36,7 +36,7 @@ from evcl.nn.layers import Embedding
 from evcl.nn.vae import Draw
 from evcl.targets.bound import LEAST_LOG_VARIANCE, Bound
 
-CHUNK = 8192  # rows generated at once
+GENERATED_AT_ONCE = 8192  # rows generated at once
 
 GENERATOR: dict[str, Setting] = {
     "generator_width": Setting(
@@ -88,13 +88,13 @@ class VAE(nn.Module):
 
 
 def _layers(*widths: int) -> nn.Sequential:
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for ins, outs in pairwise(widths):
         layer = blank(nn.Linear, ins, outs)
         for parameter in layer.parameters():
             parameter.data.zero_()  # `made` draws them
-        found += [layer, nn.ReLU()]
-    return nn.Sequential(*found[:-1])
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def generated(model: Model, inputs: Inputs, round_: Round) -> Tensor:
 
 
 def _chunks(n: int) -> list[int]:
-    return [min(CHUNK, n - start) for start in range(0, n, CHUNK)]
+    return [min(GENERATED_AT_ONCE, n - start) for start in range(0, n, GENERATED_AT_ONCE)]
 
 
 class Replay(NamedTuple):
@@ -266,13 +266,13 @@ def retrained(replay: Replay, memory: Memory, round_: Round, s: Settings) -> Yie
 
 def _more_rows(memory: Memory, round_: Round) -> dict[int, Tensor]:
     """The number of rows of each class after this round."""
-    found, r, like = dict(memory.rows), len(round_.seeds), round_.posterior.mean
+    rows, r, like = dict(memory.rows), len(round_.seeds), round_.posterior.mean
     for task in round_.tasks:
         classes = round_.network.classes(task.head)
         counts = torch.stack([torch.bincount(y, minlength=classes) for y in task.y]).to(like)
         counts = counts[torch.arange(r) % len(counts)]
-        if task.head in found:
-            before = found[task.head]
+        if task.head in rows:
+            before = rows[task.head]
             counts = counts + F.pad(before, (0, classes - before.shape[1]))
-        found[task.head] = counts
-    return found
+        rows[task.head] = counts
+    return rows

@@ -39,7 +39,7 @@ from evcl.methods.terms import Gradients
 from evcl.nn import BayesianNetwork, Gaussian, Linear, Part
 from evcl.nn.layers import Conv
 
-SMALLEST = 1e-8  # e: where no task has a Fisher, the mode is the mean
+FISHER_EPSILON = 1e-8  # e: where no task has a Fisher, the mode is the mean
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def equal(fitted: Fitted, round_: Round, s: Settings) -> float:
 
 
 def curvature(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
-    return fisher(fitted, round_, Settings({**s, "fisher_scale": "none", "fisher_draws": 0})) + SMALLEST
+    return fisher(fitted, round_, Settings({**s, "fisher_scale": "none", "fisher_draws": 0})) + FISHER_EPSILON
 
 
 def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:

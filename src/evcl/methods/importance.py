@@ -71,8 +71,8 @@ def sampled(
 ) -> curvature.Sample:
     """Up to this many random examples of a task for each replica, at the means that a fit ended with."""
     rows = task.drawn(generators, examples)
-    shown, from_below = task.seen_by(fitted.network)
-    about = (fitted.network, fitted.own.mean, fitted.layout, [task.head], *shown.take(rows))
+    data, from_below = task.seen_by(fitted.network)
+    about = (fitted.network, fitted.own.mean, fitted.layout, [task.head], *data.take(rows))
     noise: Noise | None = GeneratorNoise(generators) if round_.likelihood.draws else None  # of latent variables
     if noise is not None and rows.device.type != "cpu":
         noise = HostNoise(noise)

@@ -38,16 +38,16 @@ class IvonRule(NaturalRule):
         self.start = self.curvature.clone()  # what the curvature would be without data
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Source]) -> Source:
-        theta, found, z = (torch.zeros_like(self.grads[:1]) for _ in range(3))
-        gradient = at(theta, found)
+        theta, grad, z = (torch.zeros_like(self.grads[:1]) for _ in range(3))
+        gradient = at(theta, grad)
 
         def compute(rows: Tensor, noise: Noise) -> Tensor:
             std = self.variance.sqrt()
             noise.shared().normal_(z[0])
             torch.addcmul(self.mean, std, z[0], out=theta[0])
             nll = gradient(rows, noise)
-            self.grads[0].copy_(found[0])
-            torch.div(z[0], std, out=self.grads[1]).mul_(found[0])
+            self.grads[0].copy_(grad[0])
+            torch.div(z[0], std, out=self.grads[1]).mul_(grad[0])
             return nll
 
         return compute

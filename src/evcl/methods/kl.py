@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Settings
-from evcl.methods.memory import TRUNK
+from evcl.methods.memory import TRUNK_KEY
 from evcl.methods.method import Past, Round
 from evcl.methods.terms import Number, Spring, Springs
 from evcl.nn import Gaussian
@@ -74,12 +74,12 @@ def first_precision(round_: Round, s: Settings) -> Tensor:
 def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round) -> Tensor:
     """[R, P]: the beta a weight was last trained with, divided by this round's; 1 for weights not trained now."""
     network = round_.network
-    found = torch.ones_like(round_.posterior.mean)
+    ratio = torch.ones_like(round_.posterior.mean)
     heads = {name: k for k in used_heads(past, round_) for name in head_names(k).values()}
-    for name, k in {**dict.fromkeys(network.trunk_names, TRUNK), **heads}.items():
+    for name, k in {**dict.fromkeys(network.trunk_names, TRUNK_KEY), **heads}.items():
         if k in before and name in network.layout.spans:  # a trunk with its own classifier has no heads
-            found[:, network.layout.spans[name]] = before[k] / beta
-    return found
+            ratio[:, network.layout.spans[name]] = before[k] / beta
+    return ratio
 
 
 def used_heads(past: Past, round_: Round) -> list[int]:
@@ -92,5 +92,5 @@ def betas(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round,
     a round with `tempering` auto are recorded.
     """
     mean = round_.posterior.mean
-    heads = [TRUNK, *used_heads(past, round_)] if isinstance(s.tempering, str) else []
+    heads = [TRUNK_KEY, *used_heads(past, round_)] if isinstance(s.tempering, str) else []
     return {**before, **{k: mean.new_zeros(len(mean), 1) + beta for k in heads}}

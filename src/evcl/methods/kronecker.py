@@ -51,18 +51,18 @@ class Factored:
     name: ClassVar[str] = "elastic"
 
     def loss(self, q: Gaussian) -> Tensor:
-        layout, found = q.layout, q.mean.new_zeros(len(q.mean))
+        layout, loss = q.layout, q.mean.new_zeros(len(q.mean))
         assert layout is not None
         for block, a, g in self._used(layout):
             d = block.matrix(layout, q.mean - self.anchor.mean, g.shape[-1])
-            found = found + 0.5 * (d * times(a, g, d)).sum((1, 2))
-        return found
+            loss = loss + 0.5 * (d * times(a, g, d)).sum((1, 2))
+        return loss
 
     def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
         """sum_k G_k D A_k. A step always passes the same buffers, so their views are made once."""
         if not (self.bound and self.bound[0][0] is q.mean and self.bound[0][1] is grads.mean):
-            found = [Bound(*one, self.anchor.mean, q, grads) for one in self._used(grads.layout)]
-            self.bound[:] = [(q.mean, grads.mean, found)]
+            bounds = [Bound(*one, self.anchor.mean, q, grads) for one in self._used(grads.layout)]
+            self.bound[:] = [(q.mean, grads.mean, bounds)]
         for one in self.bound[0][2]:
             one.add_gradient()
 
@@ -131,8 +131,8 @@ class KroneckerImportance(Importance):
     def remembered(
         self, memory: Memory, fitted: Fitted, round_: Round, s: Settings, beta: Mapping[int, Tensor] | None = None
     ) -> Memory:
-        factors, found = measured(memory, fitted, round_, s)
-        return replace(memory, factors=factors).after(fitted, round_, found, s.fisher_decay, beta)
+        factors, rest = measured(memory, fitted, round_, s)
+        return replace(memory, factors=factors).after(fitted, round_, rest, s.fisher_decay, beta)
 
 
 MEASURES: dict[str, Importance] = {**IMPORTANCE, "kfac": KroneckerImportance(fisher)}
@@ -152,13 +152,13 @@ def with_measures(method: Method) -> Method:
 
 def factored(memory: Memory, round_: Round) -> Tensor:
     """[R, P]: 1 for weights with factors, otherwise 0."""
-    found, layout = torch.zeros_like(round_.posterior.mean), round_.network.layout
+    mask, layout = torch.zeros_like(round_.posterior.mean), round_.network.layout
     known = blocks(round_.network, layout)
     for key, (_, g) in memory.factors.items():
-        for view in known[key].views(layout, found, g.shape[-1]):
+        for view in known[key].views(layout, mask, g.shape[-1]):
             if view is not None:
                 view.fill_(1.0)
-    return found
+    return mask
 
 
 def measured(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tuple[Factors, Tensor]:
@@ -168,10 +168,10 @@ def measured(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tupl
     factors = {key: (a, decay * g) if key in trained else (a, g) for key, (a, g) in memory.factors.items()}
     total = torch.zeros_like(fitted.own.mean)
     for i, task in enumerate(round_.tasks):
-        found = estimates(kfac, fitted, task, round_.generators(Purpose.FISHER, i), round_, s)
-        rest = torch.stack([one.diagonal for one in found]).mean(0)
+        draws = estimates(kfac, fitted, task, round_.generators(Purpose.FISHER, i), round_, s)
+        rest = torch.stack([one.diagonal for one in draws]).mean(0)
         pairs = {
-            key: tuple(map(_mean, zip(*(one.factors[key] for one in found), strict=True))) for key in found[0].factors
+            key: tuple(map(_mean, zip(*(one.factors[key] for one in draws), strict=True))) for key in draws[0].factors
         }
         sums = [(a if a.dim() == 2 else diagonal(a)).sum(1, True) * diagonal(g).sum(1, True) for a, g in pairs.values()]
         whole_sum = torch.cat([rest.sum(1, keepdim=True), *sums], 1).sum(1, keepdim=True)

@@ -30,12 +30,12 @@ from evcl.methods.data import TaskData
 from evcl.methods.method import Round
 from evcl.nn import outputs
 
-ASKED = 500  # maximum number of rows used to estimate d
+NOISE_ROWS = 500  # maximum number of rows used to estimate d
 RIDGE = 0.1  # as a fraction of the mean of the kernel's diagonal
-UNKNOWN = 0.2  # d for labels that are not classes, and the upper limit of d for inputs that are not real numbers
-COLUMNS = 4096  # added to the kernel at a time: large images would need gigabytes at once
-ENOUGH = 10_000  # beyond this many rows beta does not grow
-BETAS = (0.001, 0.03)  # limits of beta
+UNKNOWN_NOISE = 0.2  # d for labels that are not classes, and the upper limit of d for inputs that are not real numbers
+COLUMNS_AT_ONCE = 4096  # added to the kernel at a time: large images would need gigabytes at once
+FULL_BETA_ROWS = 10_000  # beyond this many rows beta does not grow
+BETA_LIMITS = (0.001, 0.03)  # limits of beta
 
 
 def tempering(s: Settings, round_: Round) -> Tensor | float:
@@ -45,9 +45,9 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
     if round_.likelihood.usual_tempering is not None:
         return round_.likelihood.usual_tempering
     noise = sum(task.n * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
-    beta = 0.2 * noise**2 * min(1.0, round_.n / ENOUGH) ** 0.5
-    found: Tensor = beta.clamp(*BETAS)
-    return found
+    beta = 0.2 * noise**2 * min(1.0, round_.n / FULL_BETA_ROWS) ** 0.5
+    limited: Tensor = beta.clamp(*BETA_LIMITS)
+    return limited
 
 
 @torch.no_grad()
@@ -55,23 +55,23 @@ def label_noise(task: TaskData, round_: Round) -> Tensor:
     """[R, 1]: d, how noisy a task's labels are."""
     mean = round_.posterior.mean
     if not round_.likelihood.softmax or task.y.shape[1] < 2:
-        return mean.new_full((len(mean), 1), UNKNOWN)
-    rows, (shown, below) = task.drawn(round_.generators(Purpose.DOUBT), ASKED), task.seen_by(round_.network)
+        return mean.new_full((len(mean), 1), UNKNOWN_NOISE)
+    rows, (data, from_below) = task.drawn(round_.generators(Purpose.DOUBT), NOISE_ROWS), task.seen_by(round_.network)
     x, y = task.take(rows)
     labels = double(F.one_hot(y, round_.network.classes(task.head)))
     by_chance = (1 - labels.mean(1).amax(1)).clamp_min(1 / y.shape[1])
-    seen = shown.take(rows)[0] if below else x
-    features = outputs(round_.network, mean, round_.network.layout, seen, [], task=task.task, from_below=below)
-    found = _error(features, labels) / by_chance
-    other = _error(x.flatten(2), labels) / by_chance if x.is_floating_point() else found.new_tensor(UNKNOWN)
-    least: Tensor = torch.minimum(found, other).clamp(max=1).to(mean).unsqueeze(1)
+    seen = data.take(rows)[0] if from_below else x
+    features = outputs(round_.network, mean, round_.network.layout, seen, [], task=task.task, from_below=from_below)
+    error = _error(features, labels) / by_chance
+    other = _error(x.flatten(2), labels) / by_chance if x.is_floating_point() else error.new_tensor(UNKNOWN_NOISE)
+    least: Tensor = torch.minimum(error, other).clamp(max=1).to(mean).unsqueeze(1)
     return least
 
 
 def _error(x: Tensor, labels: Tensor) -> Tensor:
     """[R]: the fraction of labels [R, n, C] predicted wrongly from x [R, n, inputs], each from the other rows."""
     kernel = labels.new_zeros(len(x), x.shape[1], x.shape[1])
-    for some in x.split(COLUMNS, 2):
+    for some in x.split(COLUMNS_AT_ONCE, 2):
         centred = double(some).nan_to_num()  # an untrained network may overflow: training says so if it matters
         centred = centred - centred.mean(1, keepdim=True)
         kernel += centred @ centred.mT

@@ -79,17 +79,17 @@ def sensitivity(fitted: Fitted, round_: Round, examples: int, spread: Tensor | f
 def _si(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
     tracked = fitted.tracked[0]
     assert tracked is not None
-    found = fitted.network.layout.gather(tracked.clamp_min(0), fitted.layout)
+    importance = fitted.network.layout.gather(tracked.clamp_min(0), fitted.layout)
     about = (fitted.network, fitted.own.mean, fitted.layout)
-    x = round_.tasks[0].x.expand(len(found), *round_.tasks[0].x.shape[1:])
+    x = round_.tasks[0].x.expand(len(importance), *round_.tasks[0].x.shape[1:])
     heads = list(dict.fromkeys(task.head for task in round_.tasks))
-    found = curvature.spread_out(*about, found, x, heads, s.fisher_spread)
-    return _scaled(widened(found, fitted), fisher(fitted, round_, s))
+    importance = curvature.spread_out(*about, importance, x, heads, s.fisher_spread)
+    return _scaled(widened(importance, fitted), fisher(fitted, round_, s))
 
 
 def _mas(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
-    found = sensitivity(fitted, round_, s.fisher_examples, s.fisher_spread)
-    return _scaled(found, fisher(fitted, round_, s))
+    importance = sensitivity(fitted, round_, s.fisher_examples, s.fisher_spread)
+    return _scaled(importance, fisher(fitted, round_, s))
 
 
 def _scaled(importance: Tensor, like: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ def narrowed(term: M, layout: Layout, part: Layout) -> M:
         whole = tensor.dim() in (1, 2) and tensor.shape[-1] == layout.size
         return layout.gather(tensor, part) if whole else tensor
 
-    found: M = mapped(term, gather)
-    return found
+    restricted: M = mapped(term, gather)
+    return restricted
 
 
 def hows(memory: Any) -> dict[str, Any]:
@@ -63,14 +63,14 @@ def hows(memory: Any) -> dict[str, Any]:
 
 def each(memory: M, change: Callable[[Any, Any], object]) -> M:
     """Replace every field's value v, stored as h, by change(h, v), in inner memories too."""
-    found: M = replace(  # type: ignore[type-var]
+    changed: M = replace(  # type: ignore[type-var]
         memory,
         **{
             name: each(getattr(memory, name), change) if how is None else change(how, getattr(memory, name))
             for name, how in hows(memory).items()
         },
     )
-    return found
+    return changed
 
 
 # --- what the engine does with a memory -------------------------------------------------------------------------------
@@ -106,14 +106,14 @@ def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) ->
 def _class_of(cls: type, name: str) -> type:
     """The class of a field that is itself a memory; its annotation may be a string."""
     try:
-        found = get_type_hints(cls)[name]
+        kind = get_type_hints(cls)[name]
     except NameError as error:
         raise EvclError(
             f"memory field {name!r}: {error}; define its class at module level, beside the memory's"
         ) from None
-    if not (isinstance(found, type) and is_dataclass(found)):
+    if not (isinstance(kind, type) and is_dataclass(kind)):
         raise EvclError(f"memory field {name!r} must declare how it is stored: per_weight(), per_layer(), ...")
-    return found
+    return kind
 
 
 def relaid(memory: M, extended: Extending, fresh: Fresh, grown: Callable[[Model], Model]) -> M:
@@ -146,8 +146,8 @@ def with_inputs(memory: M, count: int) -> M:
     A memory with tensors that depend on the number of inputs has a method `with_inputs(count)`, or is refused.
     """
     if hasattr(memory, "with_inputs"):
-        found: M = memory.with_inputs(count)
-        return found
+        widened: M = memory.with_inputs(count)
+        return widened
     values: dict[str, object] = {}
     for name, how in hows(memory).items():
         value = getattr(memory, name)
@@ -218,11 +218,11 @@ def models(memory: object) -> list[Model]:
 
 def _stored_as(kind: type, memory: object) -> list[Any]:
     """The values of all fields stored as `kind`, in inner memories too."""
-    found: list[Any] = []
+    values: list[Any] = []
     for name, how in hows(memory).items():
         value = getattr(memory, name)
-        found += _stored_as(kind, value) if how is None else [value] if isinstance(how, kind) else []
-    return found
+        values += _stored_as(kind, value) if how is None else [value] if isinstance(how, kind) else []
+    return values
 
 
 def rescaled(

@@ -27,7 +27,7 @@ from evcl.nn import BayesianNetwork, Gaussian
 
 Start = Literal["zero", "prior", "posterior"]
 Merge = Literal["", "sum", "mean", "max", "posterior"]
-TRUNK = -1  # the key of the trunk beside those of heads
+TRUNK_KEY = -1  # the key of the trunk beside those of heads
 HOW = "evcl"  # the key under which a field's metadata says how it is stored
 
 

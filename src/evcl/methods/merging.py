@@ -70,9 +70,9 @@ def undeclared(memory: object) -> str | None:
     for name, how in hows(memory).items():
         value = getattr(memory, name)
         if how is None:
-            found = None if hasattr(value, "merged") else undeclared(value)
-            if found is not None:
-                return found
+            inner = None if hasattr(value, "merged") else undeclared(value)
+            if inner is not None:
+                return inner
         elif not getattr(how, "merge", "") and not (isinstance(value, (dict, tuple)) and not value):
             return name
     return None

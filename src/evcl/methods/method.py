@@ -256,10 +256,10 @@ ALONE = Past()
 
 def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:
     """`rows`, the number of rows per head, after this round."""
-    found, like = dict(rows), round_.posterior.mean
+    totals, like = dict(rows), round_.posterior.mean
     for task in round_.tasks:
-        found[task.head] = found.get(task.head, 0) + like.new_full((len(like), 1), task.n)
-    return found
+        totals[task.head] = totals.get(task.head, 0) + like.new_full((len(like), 1), task.n)
+    return totals
 
 
 Learning = Generator[Fit, Fitted, Learned]
@@ -366,5 +366,5 @@ class Method:
     @property
     def known_settings(self) -> dict[str, Setting]:
         """All settings that it takes, by name."""
-        found = {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
-        return {name: setting for name, setting in found.items() if setting is not None}
+        known = {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
+        return {name: setting for name, setting in known.items() if setting is not None}

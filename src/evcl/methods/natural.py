@@ -108,8 +108,8 @@ WITHOUT: dict[str, Setting | None] = {
     ),
 }
 NO_MEMORY = "its update rule computes the posterior from the rows of the new task"
-ENOUGH = 1000  # rows; beta is smaller for fewer
-MOST = 0.16  # of a rate that was raised for a short task
+FULL_BETA_ROWS = 1000  # rows; beta is smaller for fewer
+MAX_RATE = 0.16  # of a rate that was raised for a short task
 
 
 class AtEnd(Tracker):
@@ -140,7 +140,7 @@ class Rates(NamedTuple):
             "lr": Setting(
                 "auto",
                 "learning rate of the natural-gradient step on the means; auto: "
-                f"{self.lr:g}, or 8 / {often} if that is larger, limited to {MOST:g}",
+                f"{self.lr:g}, or 8 / {often} if that is larger, limited to {MAX_RATE:g}",
                 high=10.0,
                 open_low=True,
                 auto=True,
@@ -149,7 +149,7 @@ class Rates(NamedTuple):
             "curvature_rate": Setting(
                 "auto",
                 "b2, the fraction of the curvature that each step replaces; auto: "
-                f"{self.curvature_rate:g}, or 800 / ({often})^2 if that is larger, limited to {MOST:g}",
+                f"{self.curvature_rate:g}, or 800 / ({often})^2 if that is larger, limited to {MAX_RATE:g}",
                 high=1.0,
                 open_low=True,
                 auto=True,
@@ -172,10 +172,10 @@ def learn_with(rule: type[NaturalRule], numbers: Rates) -> Callable[[Memory, Rou
     def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
         beta = s.tempering
         if isinstance(beta, str):
-            beta = numbers.tempering * min(1.0, round_.n / ENOUGH) ** 0.5
+            beta = numbers.tempering * min(1.0, round_.n / FULL_BETA_ROWS) ** 0.5
         steps = s.epochs * -(-round_.n // s.batch_size)
         usual = {"lr": (numbers.lr, 8 / steps), "curvature_rate": (numbers.curvature_rate, 800 / steps**2)}
-        rates = {name: max(long, min(MOST, short)) for name, (long, short) in usual.items() if isinstance(s[name], str)}
+        rates = {k: max(long, min(MAX_RATE, short)) for k, (long, short) in usual.items() if isinstance(s[k], str)}
         term = kl(memory.prior, beta, memory.beta, ALONE, round_, s)
         fitted = yield Fit(round_.tasks, terms=[term], rule=rule, rates=rates)
         return Learned(fitted.q, memory.after(fitted.q, beta, ALONE, round_, s))

@@ -24,9 +24,9 @@ M = TypeVar("M")
 
 def tensors(memory: object) -> dict[str, Tensor]:
     """Every tensor of a memory, by name."""
-    found: dict[str, Tensor] = {}
-    _packed(memory, [], found)
-    return found
+    by_name: dict[str, Tensor] = {}
+    _packed(memory, [], by_name)
+    return by_name
 
 
 def outline(memory: object) -> object:
@@ -101,8 +101,8 @@ def _unpacked(memory: M, told: Any, path: list[str], given: Mapping[str, Tensor]
         else:
             values[name] = _value(told[name], at, given, own)
             _check(how, values[name], own, "/".join(at), fits)
-    found: M = replace(memory, **values)  # type: ignore[type-var]
-    return found
+    unpacked: M = replace(memory, **values)  # type: ignore[type-var]
+    return unpacked
 
 
 def _value(told: Any, path: list[str], given: Mapping[str, Tensor], own: Any) -> Any:
@@ -180,10 +180,10 @@ def _is_of_weights(value: object, bayesian: bool) -> bool:
 
 
 def _check_model(value: object, own: Model, name: str) -> None:
-    wanted, found = (tensors({"": one}) for one in (own, value))
-    if wanted.keys() != found.keys():
+    wanted, given = (tensors({"": one}) for one in (own, value))
+    if wanted.keys() != given.keys():
         raise EvclError(f"{name} is of a different network")
-    for key, tensor in found.items():
+    for key, tensor in given.items():
         like = wanted[key]
         if tensor.shape != like.shape or tensor.dtype != like.dtype or not finite(tensor):
             raise EvclError(f"{name}{key} must be {like.dtype} {tuple(like.shape)} and finite")

@@ -29,7 +29,7 @@ from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.nn import Gaussian, head_names
 from evcl.nn.columns import Columns
 
-UNKNOWN = -1e4  # logit of a class that a column has never seen: its probability is 0
+UNSEEN_LOGIT = -1e4  # logit of a class that a column has never seen: its probability is 0
 FILM = replace(
     TRAINING["film"],
     refuses={"true": "its columns are weights of each task's own already, which FiLM's scales and shifts would repeat"},
@@ -61,11 +61,11 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 def with_head(round_: Round, mean: Tensor, names: dict[str, str]) -> Tensor:
     """All weights, with new initial values for those of this head."""
-    layout, found = round_.network.layout, mean.clone()
+    layout, weights = round_.network.layout, mean.clone()
     drawn = round_.network.redrawn(mean, round_.generators(Purpose.OUTPUT_LAYER))
     for name in names.values():
-        layout.view(found, name).copy_(layout.view(drawn, name))
-    return found
+        layout.view(weights, name).copy_(layout.view(drawn, name))
+    return weights
 
 
 def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:
@@ -75,7 +75,7 @@ def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian
     names, known = head_names(int(memory.heads[number][0, 0])), own.shape[1]
     weight, bias = (layout.view(mean, names[key]) for key in ("weight", "bias"))
     weight[:, :known], weight[:, known:] = own[..., :-1], 0.0
-    bias[:, :known], bias[:, known:] = own[..., -1], UNKNOWN
+    bias[:, :known], bias[:, known:] = own[..., -1], UNSEEN_LOGIT
     return Gaussian(mean, None)
 
 

@@ -35,7 +35,7 @@ from evcl.methods.samplers import Mixed
 from evcl.methods.teacher import of_inner, teach, with_fits
 from evcl.methods.terms import Number
 
-SEEN = -1  # the key of the number of all rows, in a dict by place
+ALL_ROWS_KEY = -1  # the key of the number of all rows, in a dict by place
 REHEARSAL: dict[str, Setting] = {
     "memory": Setting(200, "number of examples kept, of all tasks together", high=100_000_000),
     "memory_policy": Setting(
@@ -52,7 +52,7 @@ class Rehearsal:
     """The kept rows of each task that still has any, and how many rows of each class these tasks had."""
 
     kept: tuple[TaskData, ...] = examples()
-    rows: dict[int, Tensor] = per_task()  # place in `kept` -> [R, C]; SEEN -> [R, 1]
+    rows: dict[int, Tensor] = per_task()  # place in `kept` -> [R, C]; ALL_ROWS_KEY -> [R, 1]
 
     def recalled(self, round_: Round) -> tuple[TaskData, ...]:
         """The kept rows, to train on beside those of this round; refuse a round whose rows they cannot join."""
@@ -79,7 +79,7 @@ class Rehearsal:
             for i, (task, _) in enumerate(found)
         }
         seen = torch.full((count, 1), _seen(self) + round_.n, device=round_.posterior.mean.device)
-        return Rehearsal(kept, {**rows, SEEN: seen})
+        return Rehearsal(kept, {**rows, ALL_ROWS_KEY: seen})
 
 
 def as_class(task: TaskData) -> TaskData:
@@ -96,12 +96,12 @@ def _classes(round_: Round) -> Callable[[int], int]:
 
 def class_counts(task: TaskData, classes: int, replicas: int) -> Tensor:
     """[R, C]: the number of rows of each class."""
-    found = torch.stack([torch.bincount(y, minlength=classes) for y in task.y])
-    return found.repeat(replicas // len(found), 1)
+    counts = torch.stack([torch.bincount(y, minlength=classes) for y in task.y])
+    return counts.repeat(replicas // len(counts), 1)
 
 
 def _seen(memory: Rehearsal) -> int:
-    return int(memory.rows[SEEN][0]) if memory.rows else 0
+    return int(memory.rows[ALL_ROWS_KEY][0]) if memory.rows else 0
 
 
 def chosen(memory: Rehearsal, round_: Round, s: Settings) -> list[tuple[TaskData, Tensor]]:
@@ -115,17 +115,17 @@ def chosen(memory: Rehearsal, round_: Round, s: Settings) -> list[tuple[TaskData
     if s.memory_policy == "reservoir":
         every = [task.n for task in tasks]
         counts = reservoir(every, len(memory.kept), _seen(memory), s.memory, source)
-        found = [order[:, :m] for order, m in zip(orders, counts, strict=True)]
+        picked = [order[:, :m] for order, m in zip(orders, counts, strict=True)]
     else:
         classified = [as_class(task) for task in tasks]
         labels = [_labels(task, order) for task, order in zip(classified, orders, strict=True)]
         shares = class_shares(classified, _classes(round_))
         counts = filled(sizes, [float(share.sum()) for share in shares], s.memory, source)
-        found = [
+        picked = [
             order.gather(1, by_class(y, share)[:, :m])
             for order, y, share, m in zip(orders, labels, shares, counts, strict=True)
         ]
-    return [(task, rows) for task, rows in zip(tasks, found, strict=True) if rows.shape[1]]
+    return [(task, rows) for task, rows in zip(tasks, picked, strict=True) if rows.shape[1]]
 
 
 def _labels(task: TaskData, rows: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def reservoir(sizes: Sequence[int], old: int, seen: int, most: int, source: torc
 
 def hypergeometric(sizes: Sequence[int], draws: int, source: torch.Generator) -> list[int]:
     """How many rows of each of these groups are in a uniform sample of `draws` of all rows, without replacement."""
-    found, rest = [], sum(sizes)
+    counts, rest = [], sum(sizes)
     for size in sizes:
         rest -= size
         few, many = max(0, draws - rest), min(size, draws)
@@ -154,9 +154,9 @@ def hypergeometric(sizes: Sequence[int], draws: int, source: torch.Generator) ->
         ways = -sum(torch.lgamma(n + 1) for n in (k, size - k, draws - k, rest - draws + k))
         drawn = torch.rand((), dtype=torch.float64, generator=source)
         place = int(torch.searchsorted(torch.softmax(torch.as_tensor(ways), 0).cumsum(0), drawn))
-        found.append(min(few + place, many))
-        draws -= found[-1]
-    return found
+        counts.append(min(few + place, many))
+        draws -= counts[-1]
+    return counts
 
 
 def class_shares(tasks: Sequence[TaskData], classes: Callable[[int], int]) -> list[Tensor]:
@@ -184,24 +184,24 @@ def filled(have: Sequence[int], shares: Sequence[float], most: int, source: torc
     """How many rows each task keeps: `most` in all, in proportion to `shares`, as far as it has them. Numbers are
     rounded so that the sum is right; equal remainders are rounded up at random.
     """
-    found, left, rest = [0] * len(have), min(most, sum(have)), [k for k, n in enumerate(have) if n]
+    counts, left, rest = [0] * len(have), min(most, sum(have)), [k for k, n in enumerate(have) if n]
     while rest:
         each = left / sum(shares[k] for k in rest)
         short = [k for k in rest if have[k] <= each * shares[k]]
         if not short:
             break
         for k in short:
-            found[k], left = have[k], left - have[k]
+            counts[k], left = have[k], left - have[k]
         rest = [k for k in rest if k not in short]
     if not rest:
-        return found
+        return counts
     exact = {k: each * shares[k] for k in rest}
-    found = [math.floor(exact[k] + 1e-9) if k in exact else n for k, n in enumerate(found)]
-    missing = min(most, sum(have)) - sum(found)
+    counts = [math.floor(exact[k] + 1e-9) if k in exact else n for k, n in enumerate(counts)]
+    missing = min(most, sum(have)) - sum(counts)
     mixed = [rest[i] for i in torch.randperm(len(rest), generator=source).tolist()]
-    for k in sorted(mixed, key=lambda k: round(found[k] - exact[k], 6))[:missing]:
-        found[k] += 1
-    return found
+    for k in sorted(mixed, key=lambda k: round(counts[k] - exact[k], 6))[:missing]:
+        counts[k] += 1
+    return counts
 
 
 # --- methods ---------------------------------------------------------------------------------------------------------

@@ -42,9 +42,9 @@ from evcl.methods.terms import Number
 from evcl.nn import BayesianNetwork, Gaussian, KWinners, Part
 from evcl.nn.winners import KWinnersLayer
 
-MORE = 1.1  # units that heterogeneous dropout leaves, as a multiple of the number of winners
-TIMES = 8.0  # stable_decay auto: how many times 1 / (1 - a) updates of the stable network a task has
-SMALLEST, LARGEST = 0.9, 0.999  # limits of stable_decay auto
+DROPOUT_MARGIN = 1.1  # units that heterogeneous dropout leaves, as a multiple of the number of winners
+TIME_CONSTANTS = 8.0  # stable_decay auto: how many times 1 / (1 - a) updates of the stable network a task has
+MIN_DECAY, MAX_DECAY = 0.9, 0.999  # limits of stable_decay auto
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 def decay(s: Settings, steps: int) -> Number:
     """a, for an epoch of this many steps."""
-    found: Number = 1 - TIMES / (s.epochs * steps * s.stable_rate) if s.stable_decay == "auto" else s.stable_decay
+    a: Number = 1 - TIME_CONSTANTS / (s.epochs * steps * s.stable_rate) if s.stable_decay == "auto" else s.stable_decay
     if s.stable_decay != "auto":
-        return found
-    return found.clamp(SMALLEST, LARGEST) if isinstance(found, Tensor) else min(LARGEST, max(SMALLEST, found))
+        return a
+    return a.clamp(MIN_DECAY, MAX_DECAY) if isinstance(a, Tensor) else min(MAX_DECAY, max(MIN_DECAY, a))
 
 
 class Stable(Tracker):
@@ -157,7 +157,7 @@ class Dropping(Tracker):
         log_weight = -self.heterogeneous * used / used.amax(1, keepdim=True).clamp_min(1e-9)
         keys = log_weight - (-uniform[:, 0].log()).log()  # Gumbel's trick: the largest are drawn by their weights
         k = layer.counts(h)
-        left = MORE * (k.unsqueeze(1) if isinstance(k, Tensor) else k)
+        left = DROPOUT_MARGIN * (k.unsqueeze(1) if isinstance(k, Tensor) else k)
         rests = (keys.argsort(1, descending=True).argsort(1) >= left).to(h).unsqueeze(1)  # [R, 1, u]
         n = self.n[:, :, units]
         most = n.amax(2, keepdim=True)
@@ -166,8 +166,8 @@ class Dropping(Tracker):
         semantic = (uniform[:, 1:] < stays.gather(1, of_class)).to(h)
         known = (most > 0).to(h).gather(1, self.y.unsqueeze(2))
         mask = 1 - self.is_new * (1 - (known * semantic + (1 - known) * (1 - rests)))
-        found: Tensor = h * mask.view(*mask.shape, *[1] * (h.dim() - 3))
-        return found
+        dropped: Tensor = h * mask.view(*mask.shape, *[1] * (h.dim() - 3))
+        return dropped
 
     def won(self, y: Tensor, layer: KWinnersLayer) -> None:
         noise, weight = layer.weights.noise, self.is_new
@@ -221,8 +221,8 @@ class Consistency(Loss):
             wanted = network.logits(batch.x.flatten(0, 1), self.heads).unflatten(0, batch.rows.shape)
         away = (batch.logits(network, self.heads) - wanted).square() * self.columns[batch.rows]
         weight = self.weight.flatten() if isinstance(self.weight, Tensor) else self.weight
-        found: Tensor = weight * away.sum((1, 2)) / batch.rows.shape[1]  # half of a batch are kept rows
-        return found
+        loss: Tensor = weight * away.sum((1, 2)) / batch.rows.shape[1]  # half of a batch are kept rows
+        return loss
 
 
 def _columns(tasks: Sequence[TaskData], heads: Sequence[int], round_: Round) -> Tensor:
@@ -247,11 +247,11 @@ def wins(memory: Memory, heads: Sequence[int], round_: Round) -> Tensor:
 
 
 def _of_head(memory: Memory, head: int, round_: Round) -> Tensor:
-    like, found = round_.posterior.mean, memory.wins.get(head)
+    like, wins = round_.posterior.mean, memory.wins.get(head)
     classes = round_.network.classes(head)
-    if found is None:
+    if wins is None:
         return like.new_zeros(len(like), classes, units(round_))
-    return nn.functional.pad(found, (0, 0, 0, classes - found.shape[1]))
+    return nn.functional.pad(wins, (0, 0, 0, classes - wins.shape[1]))
 
 
 class Counting:
@@ -292,13 +292,13 @@ def _pass(network: BayesianNetwork, mean: Tensor, x: Tensor, task: int, gate: Co
 @torch.no_grad()
 def won(memory: Memory, fitted: Fitted, round_: Round) -> dict[int, Tensor]:
     """n_ic of the round's heads when the round has ended: with the rows of its tasks added."""
-    found = {task.head: _of_head(memory, task.head, round_).clone() for task in round_.tasks}
+    wins = {task.head: _of_head(memory, task.head, round_).clone() for task in round_.tasks}
     for task in round_.tasks:
-        counting = Counting(found[task.head])
+        counting = Counting(wins[task.head])
         for x, y in zip(task.x.split(1000, 1), task.y.split(1000, 1), strict=True):
             counting.place, counting.labels = 0, y[torch.arange(len(fitted.q.mean)) % len(y)]
             _pass(fitted.network, fitted.q.mean, x, task.task, counting)
-    return found
+    return wins
 
 
 def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:

@@ -30,9 +30,9 @@ class Memory:
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     pull = Elastic(round_.posterior, 2 * s.strength / round_.n * memory.importance)
     fitted = yield Fit(round_.tasks, terms=[pull], trackers=[PathIntegral(None if isinstance(s.xi, str) else s.xi)])
-    found = fitted.tracked[0]
-    assert found is not None
-    return Learned(fitted.q, Memory((memory.importance + round_.n * found).clamp_min(0)))
+    path = fitted.tracked[0]
+    assert path is not None
+    return Learned(fitted.q, Memory((memory.importance + round_.n * path).clamp_min(0)))
 
 
 SI = Method(

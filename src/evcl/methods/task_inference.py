@@ -83,5 +83,5 @@ def counting(memory: M, round_: Round, s: Settings) -> M:
     if s.one_softmax or s.film:
         return memory
     most = PER_WEIGHT * round_.network.layout.size
-    found: M = replace(memory, classes=counted(memory.classes, round_, most))  # type: ignore[attr-defined, type-var]
-    return found
+    updated: M = replace(memory, classes=counted(memory.classes, round_, most))  # type: ignore[attr-defined, type-var]
+    return updated

@@ -34,7 +34,7 @@ from evcl.methods.samplers import Mixed
 from evcl.methods.terms import Number, Term
 from evcl.nn import Gaussian
 
-HALF = 0.5  # fraction of a batch that is drawn from kept rows
+KEPT_SHARE = 0.5  # fraction of a batch that is drawn from kept rows
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
         share = torch.where(before > 0, before / beta, 1.0) if isinstance(s.tempering, str) else 1.0
         terms.append(KL(widened(anchor, share, round_, s), new * w_k * beta / round_.n))
     kept = [_weighted(task, w, new, memory, round_) for task in memory.kept]
-    sampler = Mixed(HALF, len(round_.tasks)) if kept else shuffled
+    sampler = Mixed(KEPT_SHARE, len(round_.tasks)) if kept else shuffled
     fitted = yield Fit([*round_.tasks, *kept], terms=terms, sampler=sampler)
     return Learned(fitted.q, _after(memory, fitted, beta, round_, s))
 
 
 def _new(batch: int) -> float:
     """The fraction of a batch that is new; the whole objective is multiplied by it."""
-    return 1 - min(round(HALF * batch), batch - 1) / batch
+    return 1 - min(round(KEPT_SHARE * batch), batch - 1) / batch
 
 
 def _weighted(task: TaskData, w: list[Number], new: float, memory: Memory, round_: Round) -> TaskData:
@@ -105,8 +105,8 @@ def _after(memory: Memory, fitted: Fitted, beta: Number, round_: Round, s: Setti
 
 def _some(task: TaskData, i: int, round_: Round, s: Settings) -> TaskData:
     """Random rows of a task."""
-    found = task.select(task.drawn(round_.generators(Purpose.KEPT, i), s.memory))
-    return replace(found, weights=found.counts * (task.y.shape[1] / found.y.shape[1]))
+    sample = task.select(task.drawn(round_.generators(Purpose.KEPT, i), s.memory))
+    return replace(sample, weights=sample.counts * (task.y.shape[1] / sample.y.shape[1]))
 
 
 # The authors use 4 to 8 anchors and a decay of 0.5 or 0.9. On the validation data of the digits, 0.5 to 1 are alike,

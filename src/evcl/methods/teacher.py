@@ -19,9 +19,9 @@ on up to 1,000 of the new rows, as fractions of log C nats:
 where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects. Both are limited to 0 to 1.
 
 A network without heads, such as a language model, is one head that is always used again, with many softmaxes per
-example: it is distilled with the weight TOLD * knows. Where the teacher knows new text, that text says most of what the
-old text did, and the teacher repeats it. So of the posterior's precision only the fraction (1 - knows)^KEEN is kept: a
-diagonal posterior takes all tokens of a text for independent evidence, and would hardly move.
+example: it is distilled with the weight TEXT_DISTILL * knows. Where the teacher knows new text, that text says most of
+what the old text did, and the teacher repeats it. So only (1 - knows)^PRIOR_POWER of the posterior's precision is kept:
+a diagonal posterior takes all tokens of a text for independent evidence, and would hardly move.
 
 What the teacher says on inputs unlike those it has learned is arbitrary, and to hold it there moves weights that matter
 on the old inputs. So EVCL multiplies w_k by the familiarity of the new inputs, from 0 to 1 (`domains.familiarity`).
@@ -48,15 +48,15 @@ from evcl.nn import BayesianNetwork, Gaussian, Layout, outputs
 from evcl.targets import Likelihood
 
 T = TypeVar("T")
-ASKED = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
-USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more
-UNTAUGHT = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
-MOST = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
-TAUGHT = 50  # heads that are distilled in a round; of more, this many are drawn
-DOUBTED = 10  # draws of the weights that tell how sure a teacher is of numbers
-TOLD = 0.2  # factor on the distillation of a network without heads
-KEEN = 4  # exponent of the fraction of precision that its prior keeps
-COMPARED = (20, 500)  # minimum and maximum number of rows used to compare the curvatures of NLL and distillation
+AGREEMENT_ROWS = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
+EVCL_DISTILL = 0.15  # the default of `distill`: a larger value learns less of the new task, a smaller one forgets more
+UNDISTILLED = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
+MAX_PAST_WEIGHT = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
+MAX_DISTILLED_HEADS = 50  # heads that are distilled in a round; of more, this many are drawn
+TEACHER_DRAWS = 10  # draws of the weights that tell how sure a teacher is of numbers
+TEXT_DISTILL = 0.2  # factor on the distillation of a network without heads
+PRIOR_POWER = 4  # exponent of the fraction of precision that its prior keeps
+COMPARED_ROWS = (20, 500)  # minimum and maximum number of rows used to compare the curvatures of NLL and distillation
 
 DISTILLATION: dict[str, Setting] = {
     "distill": Setting(
@@ -142,8 +142,8 @@ class Distillation(Loss):
                 total = total + (strength[replicas % len(strength), batch.rows] * kl).mean(1)
             else:
                 total = total + column(strength, logits).flatten() * kl.mean(1)
-        found: Tensor = warm.square().flatten() * total
-        return found
+        loss: Tensor = warm.square().flatten() * total
+        return loss
 
     @torch.no_grad()
     def renew(self, x: Tensor) -> None:
@@ -175,16 +175,16 @@ class Reading(Loss):
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
         with torch.no_grad(), network.lent(self.teacher, self.layout):
             wanted = self._said(batch.through(network), batch)
-        found = self._said(batch.logits(network, self.heads).flatten(0, 1), batch)
-        kl = F.kl_div(found, wanted, reduction="none", log_target=True).sum((2, 3)).mean(1)
+        log_p = self._said(batch.logits(network, self.heads).flatten(0, 1), batch)
+        kl = F.kl_div(log_p, wanted, reduction="none", log_target=True).sum((2, 3)).mean(1)
         factor: Tensor = column(self.strength, kl) * column(self.temperature, kl).square()
         return factor.flatten() * kl
 
     def _said(self, outputs: Tensor, batch: Minibatch) -> Tensor:
         """[R, B, parts, V]: log-probabilities."""
-        found = self.likelihood.softmaxes(outputs, batch.y.flatten(0, 1))
-        assert found is not None
-        z = found[0].unflatten(0, batch.rows.shape)
+        parts = self.likelihood.softmaxes(outputs, batch.y.flatten(0, 1))
+        assert parts is not None
+        z = parts[0].unflatten(0, batch.rows.shape)
         said: Tensor = (z / column(self.temperature, z).unsqueeze(3)).log_softmax(3)
         return said
 
@@ -217,8 +217,8 @@ def teach(tasks: Sequence[TaskData], round_: Round, temperature: Number, strengt
         warm = column(temperature, parts[0])
         return [(part / warm).log_softmax(2) for part in parts]
 
-    found = [torch.cat(each, 1) for each in zip(*(said(task.x) for task in tasks), strict=True)]
-    return [Distillation(found, temperature, list(strengths.values()), heads, rows, said)]
+    targets = [torch.cat(each, 1) for each in zip(*(said(task.x) for task in tasks), strict=True)]
+    return [Distillation(targets, temperature, list(strengths.values()), heads, rows, said)]
 
 
 def others(tasks: Sequence[TaskData], round_: Round) -> list[int]:
@@ -228,12 +228,12 @@ def others(tasks: Sequence[TaskData], round_: Round) -> list[int]:
 
 
 def taught(tasks: Sequence[TaskData], round_: Round) -> dict[int, float]:
-    """The `others` that are distilled, each with the number of heads that it stands for."""
+    """The `others` that are distilled, the same for all seeds, each with the number of heads that it stands for."""
     heads = others(tasks, round_)
-    if len(heads) <= TAUGHT:
+    if len(heads) <= MAX_DISTILLED_HEADS:
         return dict.fromkeys(heads, 1.0)
-    drawn = torch.randperm(len(heads), generator=generator(0, Purpose.TAUGHT, round_.number))[:TAUGHT]  # for all seeds
-    return {heads[i]: len(heads) / TAUGHT for i in sorted(drawn.tolist())}
+    drawn = torch.randperm(len(heads), generator=generator(0, Purpose.TAUGHT, round_.number))[:MAX_DISTILLED_HEADS]
+    return {heads[i]: len(heads) / MAX_DISTILLED_HEADS for i in sorted(drawn.tolist())}
 
 
 class Agreement(NamedTuple):
@@ -248,11 +248,11 @@ def agreement(task: TaskData, round_: Round) -> Agreement | None:
     """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted.
     None if the likelihood has no softmaxes.
     """
-    drawn = task.drawn(round_.generators(Purpose.AGREEMENT), ASKED)
+    drawn = task.drawn(round_.generators(Purpose.AGREEMENT), AGREEMENT_ROWS)
     network, last = round_.network, round_.last_task(task.head)
-    shown, below = task.seen_by(network)
-    x, y = shown.take(drawn)
-    z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last, from_below=below)
+    data, from_below = task.seen_by(network)
+    x, y = data.take(drawn)
+    z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last, from_below=from_below)
     parts = round_.likelihood.softmaxes(z.flatten(0, 1), y.flatten(0, 1))
     if parts is None:
         return None
@@ -278,26 +278,26 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     if len(round_.tasks) != 1 or task.head not in rows:
         return ALONE
     q, network, likelihood = round_.posterior, round_.network, round_.likelihood
-    at = task.drawn(round_.generators(Purpose.AGREEMENT), ASKED)
-    (shown, below), y, weights = task.seen_by(network), task.take(at)[1], task.take_weights(at)
-    x, last = shown.take(at)[0], round_.last_task(task.head)
+    at = task.drawn(round_.generators(Purpose.AGREEMENT), AGREEMENT_ROWS)
+    (data, from_below), y, weights = task.seen_by(network), task.take(at)[1], task.take_weights(at)
+    x, last = data.take(at)[0], round_.last_task(task.head)
 
     def said(drawn: Tensor) -> Tensor:
-        return outputs(network, drawn, network.layout, x, [task.head], task=last, from_below=below)
+        return outputs(network, drawn, network.layout, x, [task.head], task=last, from_below=from_below)
 
     forgotten = 1 - 1 / likelihood.surprise(said(q.mean), y, weights).clamp_min(1.0).view(-1, 1)
     if q.log_std is not None:
         total = sum(likelihood.predict(said(one)) for one in _draws(q, round_))
-        known = likelihood.known(torch.as_tensor(total) / DOUBTED, DOUBTED, weights)
+        known = likelihood.known(torch.as_tensor(total) / TEACHER_DRAWS, TEACHER_DRAWS, weights)
         forgotten = known.to(forgotten).view(-1, 1) * forgotten
     share = rows[task.head] / torch.stack(list(rows.values())).sum(0)
     return Past([], 1 - share * forgotten, 1 - share)
 
 
 def _draws(q: Gaussian, round_: Round) -> Iterator[Tensor]:
-    """DOUBTED draws of the weights [R, P]."""
+    """TEACHER_DRAWS draws of the weights [R, P]."""
     size, dtype = q.mean.shape[1], q.mean.dtype
-    for i in range(DOUBTED):
+    for i in range(TEACHER_DRAWS):
         z = [torch.randn(size, generator=g, dtype=dtype) for g in round_.generators(Purpose.DOUBT, i)]
         yield q.draw(torch.stack(z).to(q.mean.device))
 
@@ -316,7 +316,7 @@ def protection(
     likelihood = round_.likelihood
     if not isinstance(s.distill, Tensor) and s.distill == 0:
         return ALONE
-    whole = s.distill / USUAL
+    whole = s.distill / EVCL_DISTILL
     whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
     if not likelihood.heads:
         return _retold(rows, round_, s, whole)
@@ -332,11 +332,11 @@ def protection(
     if any(times > 1 for times in chosen.values()) and rows.keys() & chosen.keys():
         counted = total.maximum(torch.stack([times * rows[k] for k, times in chosen.items() if k in rows]).sum(0))
     for k, times in chosen.items():
-        strengths[k] = times * s.distill * (rows[k] / n).clamp(max=MOST) if k in rows else times * s.distill
+        strengths[k] = times * s.distill * (rows[k] / n).clamp(max=MAX_PAST_WEIGHT) if k in rows else times * s.distill
         if k in familiar and k in rows:
             strengths[k] = familiar[k] * strengths[k]
             share = times * whole * (1 - familiar[k]) * rows[k] / counted
-            elastic = elastic + share * (UNTAUGHT - 1)
+            elastic = elastic + share * (UNDISTILLED - 1)
     if len(round_.tasks) == 1 and head in rows:
         agreed = agreement(round_.tasks[0], round_)
         assert agreed is not None
@@ -344,7 +344,7 @@ def protection(
         strengths[head] = whole * knows * (rows[head] / n).clamp(max=1.0)
         share = whole * rows[head] / total  # this head's fraction of all earlier rows
         prior = 1 - share * (1 - torch.maximum(knows, surprised))
-        elastic = elastic - share * (1 - UNTAUGHT * surprised)
+        elastic = elastic - share * (1 - UNDISTILLED * surprised)
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)
 
 
@@ -357,10 +357,10 @@ def _retold(rows: Mapping[int, Tensor], round_: Round, s: Settings, whole: Numbe
     if agreed is None:
         return ALONE
     total = torch.stack(list(rows.values())).sum(0)
-    strength = TOLD * whole * agreed.knows * (total / round_.n).clamp(max=1.0)
+    strength = TEXT_DISTILL * whole * agreed.knows * (total / round_.n).clamp(max=1.0)
     teacher = round_.posterior.mean.clone()
     loss = Reading(round_.likelihood, teacher, network.layout, s.distill_temperature, strength)
-    prior = 1 - whole * (1 - (1 - agreed.knows) ** KEEN)
+    prior = 1 - whole * (1 - (1 - agreed.knows) ** PRIOR_POWER)
     return Past([loss], prior, 1 - whole * (1 - agreed.surprised))
 
 
@@ -381,11 +381,11 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
     if log_std is None or prior.log_std is None or not distilled:
         return fitted
     classes = sum(round_.network.classes(k) for loss in distilled for k in [round_.tasks[0].head, *loss.heads])
-    count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
+    count = min(max(COMPARED_ROWS[0], round_.n // classes), COMPARED_ROWS[1])
 
     def some(i: int, task: TaskData) -> tuple[Tensor, Tensor, bool]:
-        shown, from_below = task.seen_by(fitted.network)
-        return *shown.take(task.drawn(round_.generators(Purpose.UNLEARNED, i), count)), from_below
+        data, from_below = task.seen_by(fitted.network)
+        return *data.take(task.drawn(round_.generators(Purpose.UNLEARNED, i), count)), from_below
 
     def curvature_of(rows: tuple[Tensor, Tensor, bool], head: int, film: int | None, temperature: Number) -> Tensor:
         about = (fitted.network, fitted.own.mean, fitted.layout, [head], *rows[:2])

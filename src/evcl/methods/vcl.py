@@ -24,7 +24,7 @@ from evcl.nn import Gaussian
 class Memory:
     prior: Gaussian = per_weight(Gaussian, "prior", merge="posterior")  # q_{t-1}
     rows: dict[int, Tensor] = per_head(merge="sum")  # [R, 1]: number of rows it has learned from
-    beta: dict[int, Tensor] = per_head(merge="mean")  # head, or TRUNK -> [R, 1]: the beta it was last trained with
+    beta: dict[int, Tensor] = per_head(merge="mean")  # head, or TRUNK_KEY -> [R, 1]: the beta it was last trained with
 
     def units(self) -> dict[int, Tensor]:
         """What the precision of each head, and of the trunk, is divided by: see `evcl.merge`."""

@@ -35,8 +35,8 @@ class VognRule(NaturalRule):
         self.momentum, self.squares = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Source]) -> Source:
-        theta, found = torch.empty_like(self.mean), torch.zeros_like(self.grads)
-        fast = at(theta.unsqueeze(0), found[:1]) if pool.weights is None else None
+        theta, grads = torch.empty_like(self.mean), torch.zeros_like(self.grads)
+        fast = at(theta.unsqueeze(0), grads[:1]) if pool.weights is None else None
         fast = fast if isinstance(fast, Chain) else None
         slow, draws = StepCurvature(network, layout, pool, "empirical"), self.settings.draws
 
@@ -48,10 +48,10 @@ class VognRule(NaturalRule):
                 torch.addcmul(self.mean, self.variance.sqrt(), theta, out=theta)
                 if fast is not None:
                     nll += fast(rows, noise) / draws
-                    fast.squares(rows.shape[1], found[1])
+                    fast.squares(rows.shape[1], grads[1])
                 else:
-                    nll += slow(theta, rows, found[0], found[1], noise) / draws
-                self.grads.add_(found, alpha=1 / draws)
+                    nll += slow(theta, rows, grads[0], grads[1], noise) / draws
+                self.grads.add_(grads, alpha=1 / draws)
             return nll
 
         return compute

@@ -97,10 +97,10 @@ def widths(layout: Layout) -> Iterator[tuple[str, int]]:
 
 def _heads(layout: Layout) -> list[str]:
     names = (head_names(k)["weight"] for k in count())
-    found = []
+    heads = []
     while (name := next(names)) in layout.shapes:
-        found.append(name)
-    return found
+        heads.append(name)
+    return heads
 
 
 def spread(gates: Tensor, layout: Layout, like: Tensor) -> Tensor:
