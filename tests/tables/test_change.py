@@ -58,9 +58,7 @@ def encoded(found, path):
     source = open_source(Path(path), found)
     found.check(source, (), "missing")
     (piece,) = source.pieces([name for name in found.encoder.names if name in source.shapes])
-    out = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, source, out)
-    return out
+    return found.encoder.encode(piece, source.path)
 
 
 def test_predictions_for_old_rows_stay_when_the_encoder_grows(model):
@@ -282,8 +280,7 @@ def test_dates_are_a_distance_and_points_on_circles(tmp_path):
     encoder = fitting.encoder()
     (part,) = encoder.columns
     assert part.cycles == ("year", "week", "day")
-    out = np.empty((400, encoder.inputs), dtype=np.float32)
-    encoder.encode(pieces[0], source, out)
+    out = encoder.encode(pieces[0], source.path)
     years = np.asarray((when - when[0]) / pd.Timedelta(days=365.2425))
     assert out[:, 0] == pytest.approx(years - years.mean(), abs=1e-4)
     hour = 2 * np.pi * (when.hour + when.minute / 60) / 24

@@ -283,7 +283,7 @@ class Voice:
 
 def columns_of(model: tables.Model) -> str:
     """How each column was read; for example, a code that is text shows up as a category."""
-    from evcl.tables.encoding import Number
+    from evcl.tables.parts import Number
 
     encoder, names = model.encoder, []
     for name in encoder.names:
@@ -291,7 +291,7 @@ def columns_of(model: tables.Model) -> str:
         if isinstance(part, Number):
             kind = f" ({' x '.join(map(str, part.shape))} numbers)" if part.shape else ""
         else:
-            kind = " (dates)" if part.kind == "time" else f" ({many(texts, 'category', 'categories')})"
+            kind = " (dates)" if part.holds == "date" else f" ({many(texts, 'category', 'categories')})"
         names.append(name + kind)
     return shortened(names)
 

@@ -170,7 +170,7 @@ def facts(model: TableStream) -> dict[str, object]:
         "target": model.target,
         "kind": model.kind,
         "time": model.time,
-        "columns": list(model.encoder.columns),
+        "columns": model.encoder.names,
         "classes": model.labels,
         "overall": model.scores.overall,
         "lately": model.scores.decayed,
@@ -205,7 +205,7 @@ def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
         return
     table = load(path)
     voice.say(f"{path}: {size_of(path)}, a stream of {many(table.scores.rows, 'row')}")
-    voice.fact("columns", shortened(list(table.encoder.columns)))
+    voice.fact("columns", shortened(table.encoder.names))
     voice.fact("target", table.target)
     voice.fact(*(("classes", shortened(table.labels)) if table.kind == "class" else ("learns", f"a {table.kind}")))
     if table.latest is not None:

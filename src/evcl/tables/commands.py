@@ -18,11 +18,11 @@ from evcl.tables.arrow_file import ArrowFile, DuckDb, ParquetFile
 from evcl.tables.asked import Learning
 from evcl.tables.creating import create, later_doubts
 from evcl.tables.csv_file import CsvFile
-from evcl.tables.encoding import Number
 from evcl.tables.excel_file import ExcelFile
 from evcl.tables.image_folder import PIXELS, ImageFolder
 from evcl.tables.model import Model, is_table, load_model
 from evcl.tables.numpy_file import NpyFile, NpzFile
+from evcl.tables.parts import Number
 from evcl.tables.rows import Rows
 from evcl.tables.source import Dialect, Json, Source, bad
 from evcl.tables.values import Fraction

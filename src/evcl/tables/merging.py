@@ -14,8 +14,9 @@ from evcl.learner import Learner, rebuilt
 from evcl.learner import merge as merge_learners
 from evcl.tables.commands import claimed
 from evcl.tables.earlier import MOST_SUMMARIES, standing
-from evcl.tables.encoding import Encoder, Number, Part, Time
+from evcl.tables.encoding import Encoder
 from evcl.tables.model import Model, load_model
+from evcl.tables.parts import Number, Part, Time
 
 
 def merge(base: Path, sites: Sequence[Path], out: Path) -> Model:

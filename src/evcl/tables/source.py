@@ -66,6 +66,31 @@ class Piece:
         return Piece(columns, lambda i: self.place(int(places[i])), len(places), cells)
 
 
+def kind_of(values: Values) -> Kind:
+    """What the values of a column are."""
+    return "text" if values.dtype == object else "date" if values.dtype.kind == "M" else "number"
+
+
+def piece_of(rows: Sequence[Json]) -> Piece:
+    """Rows that are dicts, as columns: numbers, dates (datetime) or texts. A key that a row lacks, or that is None, is
+    missing.
+    """
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
+    columns = {str(name): _values([row.get(name) for row in rows]) for name in names}
+    return Piece(columns, lambda i: f"row {i + 1}", len(rows))
+
+
+def _values(found: Sequence[Any]) -> Values:
+    there = [value for value in found if value is not None]
+    if all(isinstance(value, (bool, int, float, np.number, np.bool_)) for value in there):
+        return np.array([math.nan if value is None else float(value) for value in found])
+    if all(hasattr(value, "isoformat") for value in there):
+        return np.array(["NaT" if value is None else value.isoformat()[:19] for value in found], dtype="datetime64[s]")
+    made = np.empty(len(found), dtype=object)
+    made[:] = [None if value is None else str(value) for value in found]
+    return made
+
+
 class Source:
     """A file that can be read from the beginning any number of times. What is here is for columns that have types; what
     cells of text mean is decided from the file: see survey.py.

@@ -23,6 +23,7 @@ CYCLES = {"year": YEAR, "week": 7 * DAY, "day": DAY}
 class Where:
     """Where a column's values are, for error messages. `known`: all texts that the column's parts encode; `unseen`
     counts the others, as missing values; None: they are errors. `ends`: numbers far outside are limited to them.
+    `learn`: a part that is updated by rows learns them.
     """
 
     path: Path
@@ -31,6 +32,7 @@ class Where:
     known: Collection[str] = ()
     unseen: Counter[str] | None = None
     ends: Ends | None = None
+    learn: bool = True
 
     def bad(self, row: int, what: str) -> NoReturn:
         bad(self.path, f"{self.piece.place(row)}, column {self.column!r}", what)
