@@ -1,7 +1,7 @@
 """Files whose cells are text: what each column holds is decided on all its values, before the first one is used.
 
-A column holds numbers if all its values are numbers or missing, dates if all are dates or missing, and otherwise text.
-If most are numbers and some are words, the first word is an error. Each file is surveyed by itself, so a later one may
+A column holds numbers if most of its values are numbers, dates if most are dates, and otherwise text. A word among
+numbers or dates is then an error, which names the first one. Each file is surveyed by itself, so a later one may
 use another decimal sign, another form of dates and other marks for missing values. What a model's columns are stays:
 `expect` says so.
 """
