@@ -17,7 +17,8 @@ from river import compose, datasets, evaluate, metrics, preprocessing, stream  #
 
 from evcl import Stream  # noqa: E402
 from evcl.integrations.river import StreamClassifier, StreamRegressor  # noqa: E402
-from evcl.tables.row_encoder import RowEncoder, kind_of, piece_of  # noqa: E402
+from evcl.tables.encoding import Encoder  # noqa: E402
+from evcl.tables.source import kind_of, piece_of  # noqa: E402
 
 
 def rows(count=300, seed=0, change=None):
@@ -61,7 +62,7 @@ def test_a_row_is_learned_as_by_the_stream_itself():
     encoder, labels = None, ["dry", "wet"]
     for x, y in rows(40):
         piece = piece_of([x])
-        encoder = encoder or RowEncoder({name: kind_of(values) for name, values in piece.columns.items()})
+        encoder = encoder or Encoder.for_rows({name: kind_of(values) for name, values in piece.columns.items()})
         plain.learn(encoder.encode(piece, Path("x")), [y])
         model.learn_one(x, y)
     x = {"heat": 18.0, "sky": "cloudy"}

@@ -12,11 +12,12 @@ import pytest
 from evcl._core.errors import EvclError
 from evcl.streams.files import batches
 from evcl.tables.commands import open_source
-from evcl.tables.row_encoder import RowEncoder, kind_of, piece_of
+from evcl.tables.encoding import Encoder
+from evcl.tables.source import kind_of, piece_of
 
 
 def encoder_for(rows):
-    return RowEncoder({name: kind_of(values) for name, values in piece_of(rows).columns.items()})
+    return Encoder.for_rows({name: kind_of(values) for name, values in piece_of(rows).columns.items()})
 
 
 def encoded(encoder, rows):
@@ -95,7 +96,7 @@ def test_a_column_that_comes_later_is_learned_from():
 def test_an_encoder_that_was_saved_goes_on_as_if_it_had_not_been():
     one = encoder_for(ROWS)
     encoded(one, ROWS[:12])
-    two = RowEncoder.rebuilt(json.loads(json.dumps(one.described())))
+    two = Encoder.rows_rebuilt(json.loads(json.dumps(one.rows_described())))
     assert np.array_equal(encoded(one, ROWS[12:]), encoded(two, ROWS[12:]))
     assert one.inputs_of == two.inputs_of
 
@@ -116,7 +117,7 @@ def test_a_damaged_description_is_refused(change):
     encoder = encoder_for(ROWS)
     encoded(encoder, ROWS)
     with pytest.raises(EvclError, match="is damaged"):
-        RowEncoder.rebuilt({**encoder.described(), **change})
+        Encoder.rows_rebuilt({**encoder.rows_described(), **change})
 
 
 def test_batches_do_not_depend_on_how_a_file_is_read(tmp_path):

@@ -18,7 +18,7 @@ from evcl._core.interrupts import Interrupted
 from evcl.tables.commands import open_source
 from evcl.tables.encoding import Encoder
 from evcl.tables.fitting import EncoderFitting
-from evcl.tables.model import NOTE, notes_of
+from evcl.tables.model import TABLE_NOTE, notes_of
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -58,9 +58,7 @@ def encoded(found, path):
     source = open_source(Path(path), found)
     found.check(source, (), "missing")
     (piece,) = source.pieces([name for name in found.encoder.names if name in source.shapes])
-    out = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
-    found.encoder.encode(piece, source, out)
-    return out
+    return found.encoder.encode(piece, source.path)
 
 
 def test_predictions_for_old_rows_stay_when_the_encoder_grows(model):
@@ -282,8 +280,7 @@ def test_dates_are_a_distance_and_points_on_circles(tmp_path):
     encoder = fitting.encoder()
     (part,) = encoder.columns
     assert part.cycles == ("year", "week", "day")
-    out = np.empty((400, encoder.inputs), dtype=np.float32)
-    encoder.encode(pieces[0], source, out)
+    out = encoder.encode(pieces[0], source.path)
     years = np.asarray((when - when[0]) / pd.Timedelta(days=365.2425))
     assert out[:, 0] == pytest.approx(years - years.mean(), abs=1e-4)
     hour = 2 * np.pi * (when.hour + when.minute / 60) / 24
@@ -309,14 +306,14 @@ def test_a_damaged_description_is_refused_or_read_and_never_crashes(evcl):
     frame.loc[::9, "x"] = np.nan
     learned(evcl, frame, "b", "--epochs", "1")
     notes, tensors = notes_of(Path("m")), load_file("m")
-    saved = json.loads(notes[NOTE])
+    saved = json.loads(notes[TABLE_NOTE])
     assert sorted({part["kind"] for part in saved["columns"]}) == ["beyond", "category", "missing", "number", "time"]
     refused = []
     for i, part in enumerate(saved["columns"]):
         for key in part:
             for value in (None, "x", [], [[]], {}, 0, [1e999], 1e999, -1, ["y", "y"]):
                 columns = [{**one, key: value} if k == i else one for k, one in enumerate(saved["columns"])]
-                save_file(tensors, "n", {**notes, NOTE: json.dumps({**saved, "columns": columns})})
+                save_file(tensors, "n", {**notes, TABLE_NOTE: json.dumps({**saved, "columns": columns})})
                 try:
                     tables.load_model(Path("n"))
                 except EvclError as error:
@@ -324,7 +321,7 @@ def test_a_damaged_description_is_refused_or_read_and_never_crashes(evcl):
     assert len(refused) > 150
     assert all(line.startswith("cannot load n: ") and "\n" not in line for line in refused)
     for missing in (3, [3], [None], {"a": 1}):
-        save_file(tensors, "n", {**notes, NOTE: json.dumps({**saved, "missing": missing})})
+        save_file(tensors, "n", {**notes, TABLE_NOTE: json.dumps({**saved, "missing": missing})})
         if missing != {"a": 1}:
             with pytest.raises(EvclError, match="cannot load n: "):
                 tables.load_model(Path("n"))

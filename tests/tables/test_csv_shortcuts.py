@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,10 +27,8 @@ def outcome(path):
         fitting = EncoderFitting(source, list(source.shapes), [])
         for piece in pieces:
             fitting.see(piece)
-        encoder, inputs = fitting.encoder(), []
-        for piece in pieces:
-            inputs.append(np.empty((piece.rows, encoder.inputs), dtype=np.float32))
-            encoder.encode(piece, source, inputs[-1])
+        encoder = fitting.encoder()
+        inputs = [encoder.encode(piece, source.path) for piece in pieces]
         return cells, encoder.described(), [part.tobytes() for part in inputs]
     except EvclError as error:
         return str(error)
@@ -44,7 +41,7 @@ def same_both_ways(path, body):
         patch.setattr("evcl.tables.arrow_csv.ROWS_A_PIECE", 3)
         fast = outcome(path)
         with pytest.MonkeyPatch.context() as arrow:
-            arrow.setattr("evcl.tables.csv_file.LARGE", 0)
+            arrow.setattr("evcl.tables.csv_file.LARGE_BYTES", 0)
             assert fast == outcome(path)
         patch.setattr(survey, "plain_numbers", lambda *_: None)
         assert fast == outcome(path)

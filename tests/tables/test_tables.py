@@ -23,9 +23,10 @@ from evcl.tables import Learning
 from evcl.tables.arrow_file import ParquetFile
 from evcl.tables.creating import create
 from evcl.tables.csv_file import CsvFile
-from evcl.tables.encoding import Category, Encoder
+from evcl.tables.encoding import Encoder
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import ImageFolder
+from evcl.tables.parts import Category
 from evcl.tables.rows import targets_of
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
@@ -106,11 +107,7 @@ def test_the_encoder_is_what_a_few_lines_of_numpy_say(tmp_path, monkeypatch):
         sizes.append(piece.rows)
     assert sizes == [7] * 7 + [1]
     encoder = Encoder.rebuilt(json.loads(json.dumps(fitting.encoder().described())))
-    out = np.empty((50, encoder.inputs), dtype=np.float32)
-    start = 0
-    for piece in source.pieces(names):
-        encoder.encode(piece, source, out[start : start + piece.rows])
-        start += piece.rows
+    out = np.concatenate([encoder.encode(piece, source.path) for piece in source.pieces(names)])
     age = (frame.age - frame.age.mean()) / frame.age.std(ddof=0)
     income = (frame.income - frame.income.mean()) / frame.income.std(ddof=0)
     wanted = np.column_stack(

@@ -209,10 +209,10 @@ def print_tables(results: list[Result]) -> None:
             from evcl.report import streams
 
             stream = streams.short_table(group)
-            below, columns, lines = streams.caption(group), stream.columns, [cells for _, cells in stream.rows]
+            footer, columns, lines = streams.caption(group), stream.columns, [cells for _, cells in stream.rows]
         else:
-            below, columns, lines = caption(group), short_columns(group), rows(group)
-        table = Table(title=name, title_style="bold", title_justify="left", caption=below, caption_justify="left")
+            footer, columns, lines = caption(group), short_columns(group), rows(group)
+        table = Table(title=name, title_style="bold", title_justify="left", caption=footer, caption_justify="left")
         for place, column in enumerate(columns):
             first = place == 0
             table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
@@ -283,7 +283,7 @@ class Voice:
 
 def columns_of(model: tables.Model) -> str:
     """How each column was read; for example, a code that is text shows up as a category."""
-    from evcl.tables.encoding import Number
+    from evcl.tables.parts import Number
 
     encoder, names = model.encoder, []
     for name in encoder.names:
@@ -291,7 +291,7 @@ def columns_of(model: tables.Model) -> str:
         if isinstance(part, Number):
             kind = f" ({' x '.join(map(str, part.shape))} numbers)" if part.shape else ""
         else:
-            kind = " (dates)" if part.kind == "time" else f" ({many(texts, 'category', 'categories')})"
+            kind = " (dates)" if part.holds == "date" else f" ({many(texts, 'category', 'categories')})"
         names.append(name + kind)
     return shortened(names)
 

@@ -15,7 +15,8 @@ import torch
 
 from evcl._core.errors import extra
 from evcl.streams import Alarm, Numbers, Stream
-from evcl.tables.row_encoder import RowEncoder, kind_of, piece_of
+from evcl.tables.encoding import Encoder
+from evcl.tables.source import kind_of, piece_of
 
 with extra("river", "evcl.integrations.river needs river"):
     import pandas as pd
@@ -38,7 +39,7 @@ class _Rows:
     def __init__(self, seed: int = 0, false_alarms: float = 1e-4, method: str = "ekf") -> None:
         self.seed, self.false_alarms, self.method = seed, false_alarms, method
         self._stream = Stream(likelihood=self.likelihood, seed=seed, false_alarms=false_alarms, method=method)
-        self._encoder: RowEncoder | None = None
+        self._encoder: Encoder | None = None
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -52,7 +53,7 @@ class _Rows:
         piece, path = piece_of(rows), Path("x")
         if self._encoder is None:
             kinds = {name: kind_of(values) for name, values in piece.columns.items()}
-            made = RowEncoder(kinds or {"nothing": "number"})
+            made = Encoder.for_rows(kinds or {"nothing": "number"})
             if not learn:
                 return torch.from_numpy(made.encode(piece, path))
             self._encoder = made

@@ -74,14 +74,14 @@ class Named(dict[str, Tensor]):
         self.make = make
 
     def __missing__(self, name: str) -> Tensor:
-        self[name] = found = self.make(name)
-        return found
+        self[name] = value = self.make(name)
+        return value
 
     def of(self, rows: Sequence[int] | Tensor | slice) -> Named:
         """Those of some replicas."""
-        found = Named(lambda name: self[name][rows])
-        found.update({name: value[rows] for name, value in self.items()})
-        return found
+        subset = Named(lambda name: self[name][rows])
+        subset.update({name: value[rows] for name, value in self.items()})
+        return subset
 
 
 class Weights:

@@ -14,9 +14,8 @@ from evcl._core.errors import EvclError
 from evcl.streams.evaluation import cut
 from evcl.tables.commands import open_source
 from evcl.tables.creating import like_numbers
-from evcl.tables.row_encoder import kind_of
 from evcl.tables.rows import check_classes, check_there, present, targets_of
-from evcl.tables.source import Dialect, Floats, Kind, Piece, Source, Target, Values, bad
+from evcl.tables.source import Dialect, Floats, Kind, Piece, Source, Target, Values, bad, kind_of
 from evcl.tables.values import Fraction, Where, measured
 
 TARGET, TIME = "\0target", "\0time"  # names of columns that no file has

@@ -24,8 +24,8 @@ from evcl.streams.evaluation import Feed
 from evcl.streams.files import TARGET, TIME, Files, RowDigest
 from evcl.streams.prequential import Prequential
 from evcl.streams.stream import Stream
+from evcl.tables.encoding import Encoder
 from evcl.tables.model import notes_of
-from evcl.tables.row_encoder import RowEncoder
 from evcl.tables.rows import LIKELIHOODS, present
 from evcl.tables.source import Floats, Json, Piece, Target, bad
 
@@ -56,7 +56,7 @@ class TableStream:
     """
 
     stream: Stream
-    encoder: RowEncoder
+    encoder: Encoder
     target: str
     kind: Target
     time: str | None = None
@@ -80,7 +80,7 @@ class TableStream:
     def create(files: Files, **settings: Any) -> TableStream:
         """A stream for files that nothing was learned of yet."""
         asked = files.asked
-        encoder = RowEncoder(files.kinds(), files.shapes())
+        encoder = Encoder.for_rows(files.kinds(), files.shapes())
         stream = Stream(likelihood=LIKELIHOODS[files.kind], **settings)
         scores = Prequential("classes" if files.kind == "class" else "numbers")
         made = TableStream(stream, encoder, asked.target, files.kind, asked.time, scores=scores)
@@ -169,11 +169,10 @@ class TableStream:
         """The columns of an alarm by name, and the reason of each. A column of several inputs is named once; that dates
         move is no news.
         """
-        found: dict[str, str] = {}
+        found, kinds = dict[str, str](), self.encoder.kinds()
         for place, reason in zip(alarm.columns, alarm.reasons, strict=True):
             name = names[place]
-            dated = name in self.encoder.columns and self.encoder.columns[name].kind == "date"
-            if name and not (dated and reason == "inputs"):
+            if name and not (kinds.get(name) == "date" and reason == "inputs"):
                 found.setdefault(name, reason)
         return found
 
@@ -191,7 +190,7 @@ class TableStream:
         text = {
             "format": FORMAT,
             **{name: getattr(self, name) for name in _PLAIN},
-            "encoder": self.encoder.described(),
+            "encoder": self.encoder.rows_described(),
             "scores": told,
             "learned": self.learned.digests,
             "raised": [list(vars(one).values()) for one in self.raised],
@@ -236,7 +235,7 @@ def _rebuilt(stream: Stream, told: Json, tensors: Mapping[str, Tensor]) -> Table
         if not isinstance(told[name], types):  # type: ignore[arg-type]
             raise ValueError(name)
     scores = Prequential.restored(told["scores"], {name: tensors[name].numpy() for name in ("windows", "decayed")})
-    found = TableStream(stream, RowEncoder.rebuilt(told["encoder"]), told["target"], told["kind"], scores=scores)
+    found = TableStream(stream, Encoder.rows_rebuilt(told["encoder"]), told["target"], told["kind"], scores=scores)
     for name in _PLAIN:
         setattr(found, name, told[name])
     found.drop, found.missing = tuple(map(str, found.drop)), tuple(map(str, found.missing))

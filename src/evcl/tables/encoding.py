@@ -1,207 +1,96 @@
-"""The encoding of a table's columns as network inputs. It is fitted on the first task, and only ever extended.
+"""The encoding of a table's columns as network inputs.
 
-A number is standardised with the mean and standard deviation of the first task. A missing one becomes the mean; if
-there were missing values, an extra input marks them. A category becomes one input per text (one-hot), all 0 for a
-missing value. A date becomes its distance from the first task's mean date, and points on circles: the year, the week,
-the day. Images, and arrays of more than two axes, have one mean and standard deviation for all their values.
+An encoder is a list of parts (`parts.py`), in the order of the inputs. Each part encodes one column, and a column may
+have several.
 
-An encoder is a list of parts, in the order of the inputs. Each part encodes one column, and a column may have several:
-what a later file brings (texts, columns, missing values, numbers far outside) is a part at the end. Its inputs are 0
-for every row learned before, so it changes no prediction for those rows.
+That of a model of tasks is fitted on the first task, and only ever extended. A number is standardised with the mean and
+standard deviation of the first task. A missing one becomes the mean; if there were missing values, an extra input marks
+them. A category becomes one input per text (one-hot), all 0 for a missing value. A date becomes its distance from the
+first task's mean date, and points on circles: the year, the week, the day. Images, and arrays of more than two axes,
+have one mean and standard deviation for all their values. What a later file brings (texts, columns, missing values,
+numbers far outside) is a part at the end. Its inputs are 0 for every row learned before, so it changes no prediction
+for those rows.
 
 A row is encoded in the same way whenever it comes, and whether it has no value in a column or its file has no such
 column. So rows that lack a column which comes later, or whose missing values were not marked, fix what a missing value
 is from then on: all inputs of the column are 0 (`lacked`). An input of a column that comes later marks its values, and
 not those that are missing.
+
+That of a stream is updated by each row (`for_rows`): nothing is known of later rows, and what is known fits a fixed
+size. Everything that is not known in advance has an input of its own in a pool of spare inputs: each text of a
+category, the missing values of a column, a column that comes later. When the pool is full, further ones share its
+inputs (the hashing trick), so that the network never has to grow.
 """
 
 from __future__ import annotations
 
-import math
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
 from evcl.tables.outside import Ends
-from evcl.tables.source import Floats, Json, Kind, Piece, Source, Unknown, Values, bad, listed, plural
-from evcl.tables.values import CYCLES, Where, as_text, circles, measured, numbers_of, seconds_of, spelt
+from evcl.tables.parts import Category, Inputs, Part, Updated, described, rebuilt, updated
+from evcl.tables.source import Json, Kind, Piece, Source, Unknown, Values, bad, kind_of, listed, plural
+from evcl.tables.values import Where
 
-Inputs = NDArray[np.float32]
 DEVIATIONS = 1e6  # from the known mean: beside a number farther out, float32 loses all else of its row
 BEYOND = f"more than {DEVIATIONS:,.0f} standard deviations from what was learned"
-
-
-@dataclass(frozen=True)
-class Number:
-    name: str
-    shape: tuple[int, ...]
-    mean: tuple[float, ...]  # one per value, or one for all
-    std: tuple[float, ...]
-    missing: bool  # whether its first file had missing values: the last input marks them
-    seen: tuple[float, float] | None = None  # range of the values learned; None: arrays, and files of earlier versions
-    limits: tuple[float | None, float | None] = (None, None)  # values beyond are those of another part
-    apart: bool = False  # these are the mean here, as those of another unit say nothing on this scale; not the limit
-    lacked: bool = False  # whether rows without a value were learned as zeros: the last input then marks values
-
-    kind = "number"
-
-    @property
-    def inputs(self) -> int:
-        return math.prod(self.shape) + self.missing
-
-    def encode(self, values: Values, out: Inputs, where: Where) -> None:
-        numbers = numbers_of(values, where).reshape(len(values), -1)
-        absent = np.isnan(numbers)
-        mean, std = np.array(self.mean), np.array(self.std)
-        with np.errstate(over="ignore", invalid="ignore"):
-            scaled = ((numbers - mean) / std).astype(np.float32)
-        scaled[absent] = 0.0
-        _check_finite(scaled, values, where)
-        if self.limits != (None, None):
-            within = _within(numbers, self.limits)
-            if self.apart:
-                within = np.where(within == numbers, within, mean)
-            scaled = np.where(absent, 0.0, (within - mean) / std).astype(np.float32)
-        out[:, : scaled.shape[1]] = scaled
-        if self.missing:
-            out[:, -1] = absent[:, 0] != self.lacked
-
-
-@dataclass(frozen=True)
-class Beyond:
-    """Numbers of a column that are far above, or below, all that were learned before: max(0, (x - start) / std)."""
-
-    name: str
-    start: float
-    std: float  # below 0 for numbers below
-    limit: float | None = None
-
-    kind, inputs = "beyond", 1
-
-    def encode(self, values: Values, out: Inputs, where: Where) -> None:
-        numbers = numbers_of(values, where)
-        limits = (None, self.limit) if self.std > 0 else (self.limit, None)
-        with np.errstate(over="ignore", invalid="ignore"):
-            scaled = np.maximum(0.0, (_within(numbers, limits) - self.start) / self.std).astype(np.float32)
-        scaled[np.isnan(numbers)] = 0.0
-        _check_finite(scaled[:, None], values, where)
-        out[:, 0] = scaled
-
-
-@dataclass(frozen=True)
-class Category:
-    name: str
-    texts: tuple[str, ...]
-
-    kind = "category"
-
-    @property
-    def inputs(self) -> int:
-        return len(self.texts)
-
-    def encode(self, values: Values, out: Inputs, where: Where) -> None:
-        place = {text: k for k, text in enumerate(self.texts)}
-        out[:] = 0.0
-        for row, text in enumerate(as_text(values, where)):
-            if text is None:
-                continue
-            text = spelt(text, where.known)
-            if text in place:
-                out[row, place[text]] = 1.0
-            elif text not in where.known:
-                if where.unseen is None:
-                    known = listed(list(self.texts))
-                    fix = "--unknown learn learns it, --unknown missing treats it as missing"
-                    where.bad(row, f"{text!r} was not in any earlier task ({known}); {fix}")
-                where.unseen[text] += 1
-
-
-@dataclass(frozen=True)
-class Time:
-    name: str
-    mean: float  # seconds since 1970
-    std: float
-    cycles: tuple[str, ...]  # those of CYCLES in which the first task's dates vary; each is a sine and a cosine
-    missing: bool
-    lacked: bool = False
-
-    kind = "time"
-
-    @property
-    def inputs(self) -> int:
-        return 1 + 2 * len(self.cycles) + self.missing
-
-    def encode(self, values: Values, out: Inputs, where: Where) -> None:
-        seconds = seconds_of(values, where)
-        absent = np.isnan(seconds)
-        out[:, 0] = (seconds - self.mean) / self.std
-        for i, points in enumerate(circles(seconds, self.cycles), 1):
-            out[:, i] = points
-        out[absent] = 0.0
-        if self.missing:
-            out[:, -1] = absent != self.lacked
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Marks the missing values of a column that no row lacked before."""
-
-    name: str
-
-    kind, inputs = "missing", 1
-
-    def encode(self, values: Values, out: Inputs, where: Where) -> None:
-        texts = values.dtype == object
-        out[:, 0] = [text is None for text in values] if texts else np.isnan(measured(values, where))
-
-
-Part = Number | Category | Time | Missing | Beyond
-PARTS: dict[str, type[Part]] = {part.kind: part for part in (Number, Category, Time, Missing, Beyond)}
-
-
-def _within(numbers: Floats, limits: tuple[float | None, float | None]) -> Floats:
-    if limits == (None, None):
-        return numbers
-    return np.clip(numbers, *limits)
-
-
-def _check_finite(scaled: Inputs, values: Values, where: Where) -> None:
-    if not np.isfinite(scaled).all():
-        row = int((~np.isfinite(scaled)).any(1).argmax())
-        where.bad(row, f"{values[row] if values.ndim == 1 else 'a number'} is too large")
+SPARE, PER_TEXT = 4, 16  # spare inputs: for anything, and for each column of texts
+MOST_SPARE = 512
 
 
 class Encoder:
-    """Encodes columns as inputs, in the order of its parts."""
+    """Encodes columns as inputs, in the order of its parts; the last `spare` ones are for what is not known in advance.
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.columns = tuple(parts)
-        self.inputs = sum(part.inputs for part in self.columns)
+    `slots`: those of the spare inputs that are taken, by column and text; None: missing values; "": a later column.
+    """
+
+    def __init__(self, parts: Sequence[Part], spare: int = 0, slots: Mapping[tuple[str, str | None], int] = {}) -> None:
+        self.columns: list[Part] = []
+        self._parts: dict[str, list[tuple[int, Part]]] = {}  # of each column, with the place of its first input
+        self._known: dict[str, set[str]] = {}
+        self._first, self._spare, self._slots = 0, spare, dict(slots)
+        for part in parts:
+            self._add(part)
         if not 0 < self.inputs <= MOST_INPUTS:
             raise EvclError(f"{self.inputs:,} inputs to the network, but only 1 to {MOST_INPUTS:,} are possible")
-        self._known: dict[str, set[str]] = {}
-        for part in self.columns:
-            if isinstance(part, Category):
-                self._known.setdefault(part.name, set()).update(part.texts)
+
+    def _add(self, part: Part) -> None:
+        late = self._slots.get((part.name, "")) if part.inputs else None
+        self._parts.setdefault(part.name, []).append((self._first if late is None else late, part))
+        self._first += part.inputs if late is None else 0
+        self.columns.append(part)
+        if isinstance(part, Category):
+            self._known.setdefault(part.name, set()).update(part.texts)
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs: those of the parts, and spare ones."""
+        return self._first + self._spare
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(part.name for part in self.columns))
+        return list(self._parts)
 
     @property
     def inputs_of(self) -> list[str]:
-        """The column of each input."""
-        return [part.name for part in self.columns for _ in range(part.inputs)]
+        """The column of each input, such as "sky" or, of a spare one, "sky=clear"; one that is free has no name."""
+        found = [""] * self.inputs
+        for name, own in self._parts.items():
+            for place, part in own:
+                found[place : place + part.inputs] = [name] * part.inputs
+        for (name, text), place in self._slots.items():
+            found[place] = name if text == "" else f"{name} missing" if text is None else f"{name}={text}"
+        return found
 
     def parts(self, name: str) -> list[Part]:
         """The parts of a column; the first one is what the column was when it came."""
-        return [part for part in self.columns if part.name == name]
+        return [part for _, part in self._parts.get(name, ())]
 
     def texts(self, name: str) -> set[str]:
         """All texts of a category that have an input."""
@@ -209,8 +98,7 @@ class Encoder:
 
     def kinds(self) -> dict[str, Kind]:
         """What each column holds."""
-        named: dict[str, Kind] = {"number": "number", "category": "text", "time": "date"}
-        return {name: named[self.parts(name)[0].kind] for name in self.names}
+        return {name: own[0][1].holds for name, own in self._parts.items()}
 
     def check(self, source: Source, extra: Collection[str]) -> tuple[list[str], list[str]]:
         """The model's columns that a file lacks, and the file's columns that the model does not know; those in `extra`
@@ -223,7 +111,7 @@ class Encoder:
             bad(source.path, f"there is no column {lacking(gone, new)}")
         for name in self.names:
             first = self.parts(name)[0]
-            wanted = first.shape if isinstance(first, Number) else ()
+            wanted = getattr(first, "shape", ())
             if name in shapes and shapes[name] != wanted:
                 bad(source.path, f"column {name!r}", f"its values have shape {shapes[name]}, not {wanted}")
         return gone, new
@@ -231,43 +119,98 @@ class Encoder:
     def encode(
         self,
         piece: Piece,
-        source: Source,
-        out: Inputs,
+        path: Path,
+        learn: bool = True,
         unseen: defaultdict[str, Counter[str]] | None = None,
-        ends: Mapping[str, Ends] | None = None,
-    ) -> None:
-        """Encode the rows of a piece as inputs, into `out` [rows, inputs]. A column that the piece lacks is missing;
-        `unseen` counts unknown categories, which are missing too; without it, they are errors. `ends`: of columns whose
-        numbers far outside are limited.
+        ends: Mapping[str, Ends] = {},
+    ) -> Inputs:
+        """The rows of a piece as inputs [rows, inputs]. A column that the piece lacks is missing. `unseen` counts
+        unknown categories, which are missing too; without it, they are errors. `ends`: of columns whose numbers far
+        outside are limited. If `learn` is False, parts that are updated stay as they are, and what they do not know has
+        no input.
         """
-        start, done = 0, set[str]()
-        for part in self.columns:
-            counted = None if unseen is None else Counter() if part.name in done else unseen[part.name]
-            done.add(part.name)
-            where = Where(source.path, piece, part.name, self.texts(part.name), counted, (ends or {}).get(part.name))
-            into = out[:, start : start + part.inputs]
-            values = piece.columns.get(part.name)
-            if values is None:
-                into[:] = 0.0
-                if isinstance(part, (Number, Time)) and part.missing:
-                    into[:, -1] = not part.lacked
-                elif isinstance(part, Missing):
-                    into[:] = 1.0
-            else:
-                part.encode(values, into, where)
-            start += part.inputs
+        out = np.zeros((piece.rows, self.inputs), dtype=np.float64 if self._spare else np.float32)
+        for name in dict.fromkeys((*piece.columns, *self.names)) if self._spare else self.names:
+            values, counted = piece.columns.get(name), None if unseen is None else unseen[name]
+            if name not in self._parts and learn and values is not None:
+                self._later(name, values)
+            for place, part in self._parts.get(name, ()):
+                into = out[:, place : place + part.inputs]
+                where = Where(path, piece, name, self.texts(name), counted, ends.get(name), learn)
+                for rows, text in (part.absent(into) if values is None else part.encode(values, into, where)) or ():
+                    out[rows, self._slot(name, text, learn)] = 1.0
+                counted = None if unseen is None else Counter()  # the first part has counted them
+        return out
+
+    def _slot(self, name: str, text: str | None, learn: bool) -> slice:
+        """The input of something that was not known in advance: its own, or a shared one if all are taken. No input if
+        `learn` is False, and there is none yet.
+        """
+        place = self._slots.get((name, text))
+        if place is None and len(self._slots) >= self._spare:
+            place = self._first + zlib.crc32(f"{name}={text}".encode()) % self._spare
+        elif place is None and not learn:
+            return slice(0)
+        elif place is None:
+            place = self._slots[name, text] = self._first + len(self._slots)
+        return slice(place, place + 1)
+
+    def _later(self, name: str, values: Values) -> None:
+        """A column that comes later: its own input if one is left. Dates, and numbers without an input, are ignored."""
+        kind = kind_of(values)
+        if kind == "number" and values.ndim == 1 and len(self._slots) < self._spare:
+            self._slot(name, "", True)
+        elif kind != "text":
+            return
+        self._add(updated(kind, name))
 
     def described(self) -> list[Json]:
-        """Its parts as JSON. Fields without a value are left out, so that a part is written as it always was."""
-        return [
-            {"kind": part.kind, **{f.name: v for f in fields(part) if (v := getattr(part, f.name)) != f.default}}
-            for part in self.columns
-        ]
+        """Its parts as JSON."""
+        return [described(part) for part in self.columns]
 
     @staticmethod
     def rebuilt(saved: Sequence[Json]) -> Encoder:
         """The encoder from its description. Raises EvclError, KeyError or TypeError if the description is invalid."""
-        return Encoder([_rebuilt(one) for one in saved])
+        return Encoder([rebuilt(one) for one in saved])
+
+    # --- updated by rows ---------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def for_rows(kinds: Mapping[str, Kind], shapes: Mapping[str, tuple[int, ...]] = {}) -> Encoder:
+        """An encoder that is updated by each row, of which none has come. `kinds` says what each column holds; `shapes`
+        the shape of its values, () if it is not given.
+        """
+        if not kinds:
+            raise EvclError("there is no column to learn from")
+        for name in (name for name, kind in kinds.items() if shapes.get(name, ()) and kind != "number"):
+            raise EvclError(f"column {name!r} holds arrays, but not of numbers")
+        spare = min(SPARE + PER_TEXT * sum(kind == "text" for kind in kinds.values()), MOST_SPARE)
+        return Encoder([updated(kind, name, shapes.get(name, ())) for name, kind in kinds.items()], spare)
+
+    def rows_described(self) -> Json:
+        """Everything that an encoder of rows knows, for JSON."""
+        columns = [
+            part.described(place) for own in self._parts.values() for place, part in own if isinstance(part, Updated)
+        ]
+        slots = [[name, text, place] for (name, text), place in self._slots.items()]
+        return {"columns": columns, "first": self._first, "spare": self._spare, "slots": slots}
+
+    @staticmethod
+    def rows_rebuilt(saved: Json) -> Encoder:
+        """An encoder of rows from its description. Raises EvclError if this is none."""
+        try:
+            slots = {(str(name), None if text is None else str(text)): int(at) for name, text, at in saved["slots"]}
+            first, spare = int(saved["first"]), int(saved["spare"])
+            if list(slots.values()) != list(range(first, first + len(slots))) or len(slots) > spare:
+                raise ValueError("its spare inputs")
+            if not (saved["columns"] and 0 < spare <= MOST_SPARE):
+                raise ValueError("its sizes")
+            found = Encoder([Updated.rebuilt(*one) for one in saved["columns"]], spare, slots)
+            if found.rows_described() != saved:
+                raise ValueError("its columns")
+        except (EvclError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise EvclError(f"the description of its columns is damaged ({error})") from error
+        return found
 
 
 class Encoding:
@@ -275,18 +218,14 @@ class Encoding:
     that the encoder does not know is an error, and so is a number too far from all others; else they are missing.
     """
 
-    def __init__(
-        self, encoder: Encoder, source: Source, unknown: Unknown, ends: Mapping[str, Ends] | None = None
-    ) -> None:
+    def __init__(self, encoder: Encoder, source: Source, unknown: Unknown, ends: Mapping[str, Ends] = {}) -> None:
         self._encoder, self._source, self._ends, self._strict = encoder, source, ends, unknown == "error"
         self._unseen = None if self._strict else defaultdict[str, Counter[str]](Counter)
         self._far, self._first = 0, ""  # how many numbers are too far away, and where the first one is
 
     def __call__(self, piece: Piece) -> Inputs:
         """The rows of a piece [rows, inputs]."""
-        found = np.empty((piece.rows, self._encoder.inputs), dtype=np.float32)
-        self._encoder.encode(piece, self._source, found, self._unseen, self._ends)
-        return found
+        return self._encoder.encode(piece, self._source.path, unseen=self._unseen, ends=self._ends)
 
     def near(self, inputs: Inputs, piece: Piece) -> Inputs:
         """The encoded rows, where inputs that are too far away are 0, as if missing; the same array if none is."""
@@ -321,49 +260,3 @@ def lacking(gone: Sequence[str], new: Sequence[str]) -> str:
     """The names of columns that a file lacks, and what it has in their place."""
     more = f" (it has {listed([repr(name) for name in new])} instead)" if new else ""
     return f"{listed([repr(name) for name in gone])}, which the model learned from{more}"
-
-
-def _optional(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _pair(values: Iterable[Any]) -> tuple[float | None, float | None]:
-    low, high = map(_optional, values)
-    return low, high
-
-
-def _range(values: Iterable[Any]) -> tuple[float, float]:
-    low, high = map(float, values)
-    return low, high
-
-
-READERS: dict[str, Callable[[Any], object]] = {  # by the type of a field
-    "str": str,
-    "bool": bool,
-    "float": float,
-    "float | None": _optional,
-    "tuple[str, ...]": lambda values: tuple(map(str, values)),
-    "tuple[int, ...]": lambda values: tuple(map(int, values)),
-    "tuple[float, ...]": lambda values: tuple(map(float, values)),
-    "tuple[float | None, float | None]": _pair,
-    "tuple[float, float] | None": lambda values: None if values is None else _range(values),
-}
-
-
-def _rebuilt(one: Json) -> Part:
-    if one["kind"] not in PARTS:
-        raise EvclError(f"column {one['name']!r} has the unknown kind {one['kind']!r}")
-    made = PARTS[one["kind"]]
-    given = {field.name: READERS[str(field.type)](one[field.name]) for field in fields(made) if field.name in one}
-    part = made(**given)  # type: ignore[arg-type]
-    fits = True
-    if isinstance(part, Number):
-        sizes = {1, math.prod(part.shape)}
-        fits = len(part.mean) in sizes and len(part.std) in sizes and all(0 < v < math.inf for v in part.std)
-    elif isinstance(part, Beyond):
-        fits = math.isfinite(part.start) and 0 < abs(part.std) < math.inf
-    elif isinstance(part, Time):
-        fits = set(part.cycles) <= set(CYCLES) and 0 < part.std < math.inf and math.isfinite(part.mean)
-    if not fits:
-        raise EvclError(f"the scale of column {part.name!r} does not fit it")
-    return part

@@ -11,8 +11,9 @@ from shlex import quote
 import numpy as np
 
 from evcl._core.bounds import MOST_CATEGORIES, MOST_INPUTS
-from evcl.tables.encoding import Beyond, Category, Encoder, Missing, Number, Part, Time
+from evcl.tables.encoding import Encoder
 from evcl.tables.outside import MOST_FAR, Ends, Sample
+from evcl.tables.parts import Beyond, Category, Missing, Number, Part, Time
 from evcl.tables.source import Floats, Piece, Source, Values, bad, listed
 from evcl.tables.values import CYCLES, DAY, YEAR, Moments, Where, as_text, measured, spelt
 

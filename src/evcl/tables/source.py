@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
 
-WHOLE = 2**53  # float64 represents every integer up to this exactly
+MAX_EXACT = 2**53  # float64 represents every integer up to this exactly
 INEXACT = "is an integer that float64 cannot represent exactly; --drop leaves the column out, --category reads text"
 
 # Numbers [n, ...], kept as integers if they are whole (NaN or masked: missing); text [n] as objects (None: missing);
@@ -66,6 +66,31 @@ class Piece:
         return Piece(columns, lambda i: self.place(int(places[i])), len(places), cells)
 
 
+def kind_of(values: Values) -> Kind:
+    """What the values of a column are."""
+    return "text" if values.dtype == object else "date" if values.dtype.kind == "M" else "number"
+
+
+def piece_of(rows: Sequence[Json]) -> Piece:
+    """Rows that are dicts, as columns: numbers, dates (datetime) or texts. A key that a row lacks, or that is None, is
+    missing.
+    """
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
+    columns = {str(name): _values([row.get(name) for row in rows]) for name in names}
+    return Piece(columns, lambda i: f"row {i + 1}", len(rows))
+
+
+def _values(found: Sequence[Any]) -> Values:
+    there = [value for value in found if value is not None]
+    if all(isinstance(value, (bool, int, float, np.number, np.bool_)) for value in there):
+        return np.array([math.nan if value is None else float(value) for value in found])
+    if all(hasattr(value, "isoformat") for value in there):
+        return np.array(["NaT" if value is None else value.isoformat()[:19] for value in found], dtype="datetime64[s]")
+    made = np.empty(len(found), dtype=object)
+    made[:] = [None if value is None else str(value) for value in found]
+    return made
+
+
 class Source:
     """A file that can be read from the beginning any number of times. What is here is for columns that have types; what
     cells of text mean is decided from the file: see survey.py.
@@ -103,8 +128,8 @@ class Source:
         """Yield the rows of these columns, in order."""
         done = 0
         for columns, rows in self.blocks(names):
-            found = {name: with_missing(values, self.dialect.missing) for name, values in columns.items()}
-            yield Piece(found, lambda i, first=done: f"row {first + i + 1}", rows)  # type: ignore[misc]
+            marked = {name: with_missing(values, self.dialect.missing) for name, values in columns.items()}
+            yield Piece(marked, lambda i, first=done: f"row {first + i + 1}", rows)  # type: ignore[misc]
             done += rows
 
     def blocks(self, names: Collection[str]) -> Iterator[tuple[dict[str, Values], int]]:
@@ -117,9 +142,9 @@ def with_missing(values: Values, missing: Sequence[str]) -> Values:
     if not missing or values.dtype.kind == "M":
         return values
     if values.dtype == object:
-        found = values.copy()
-        found[[value in missing for value in values]] = None
-        return found
+        marked = values.copy()
+        marked[[value in missing for value in values]] = None
+        return marked
     never = [number for number in map(as_number, missing) if number is not None]
     there = np.isin(np.ma.getdata(values), never)
     if not there.any():
