@@ -46,9 +46,9 @@ from evcl.tables.rows import LIKELIHOODS, Rows, read_rows
 from evcl.tables.source import Json, Kind, Source, Target, Unknown, absent, bad, listed
 from evcl.targets.scale import far_outside
 
-FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
-NOTE = "evcl.tables"
-BLOCK = 16_384  # bytes; the padded text is a multiple of this
+FORMAT, READ_FORMATS = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
+TABLE_NOTE = "evcl.tables"
+BLOCK_BYTES = 16_384  # the padded text is a multiple of this
 MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # on the held-out rows
 MEASURED_NUMBERS = ("rmse", "nll", "coverage")
 UNSCALED = "the inputs are not scaled"  # a warning that is not for tables: the encoder scales their inputs
@@ -190,18 +190,18 @@ class Model:
         are: the median, None if that is unknown.
         """
         try:
-            found = self.learner.predictions(held.x, task)
+            answer = self.learner.predictions(held.x, task)
             measured = self.learner.measure((held.x, held.y), task)._asdict() if self.numeric else {}
         except BadExample as error:
             bad(source.path, "a row that was held out", error.what)
-        far = None if found.unfamiliar is None else float(found.unfamiliar.median())
+        far = None if answer.unfamiliar is None else float(answer.unfamiliar.median())
         if not self.numeric:
             columns = positions(held.y.tolist(), self.learner.classes(task), unknown=-1)
-            p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
+            p = answer.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
             nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
-            means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
+            means = ((answer.labels == held.y).double(), nll, answer.entropy.double(), answer.epistemic.double())
             measured = {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
-            p_known = np.concatenate([found.probabilities.double().numpy(), np.zeros((len(columns), 1))], 1)
+            p_known = np.concatenate([answer.probabilities.double().numpy(), np.zeros((len(columns), 1))], 1)
             measured["ece"] = expected_calibration_error(p_known, columns.numpy())
         return {**measured, "unfamiliar": far}
 
@@ -242,7 +242,7 @@ class Model:
         described = self.learner.described()
         size = len(json.dumps(text)) + len(json.dumps(json.dumps(described[0])))
         own = tensors_of(self.summaries, self.learner.tasks)
-        write(path, (described[0], {**described[1], **own}), {NOTE: text + " " * (-size % BLOCK)})
+        write(path, (described[0], {**described[1], **own}), {TABLE_NOTE: text + " " * (-size % BLOCK_BYTES)})
 
 
 def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
@@ -262,7 +262,7 @@ def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
 
 def is_table(path: Path) -> bool:
     """Whether this model file says how to encode a table, as those of `evcl learn` do."""
-    return NOTE in notes_of(path)
+    return TABLE_NOTE in notes_of(path)
 
 
 def notes_of(path: Path) -> Mapping[str, str]:
@@ -281,12 +281,12 @@ def _check_numbers(line: Json, names: Collection[str], more: Collection[str]) ->
 def load_model(path: Path) -> Model:
     """Load a model that `save` wrote. No code from the file is run."""
     learner = load(path)
-    with opened(path, NOTE) as (saved, file):
+    with opened(path, TABLE_NOTE) as (saved, file):
         own = {name: file.get_tensor(name) for name in file.keys() if name.startswith(SUMMARY)}  # noqa: SIM118
     if saved is None:
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.load")
     with reading(path):
-        if saved["format"] not in READ:
+        if saved["format"] not in READ_FORMATS:
             raise EvclError(f"its table has format {saved['format']!r}, but this version of evcl reads 1 to {FORMAT}")
         labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
         missing, usual = tuple(saved.get("missing", ())), tuple(saved.get("usual", (None, None)))

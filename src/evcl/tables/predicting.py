@@ -105,9 +105,9 @@ def predict_file(model: Path, data: Path, out: Path, asked: Predicting) -> Predi
     would take for a formula gets a quote before it in a CSV file.
     """
     check_ending(out)
-    found = load_model(model)
-    found.learner.to(asked.device)
-    return write_predictions(_OfTasks(found, data, asked), model, out, asked)
+    tabular = load_model(model)
+    tabular.learner.to(asked.device)
+    return write_predictions(_OfTasks(tabular, data, asked), model, out, asked)
 
 
 def write_predictions(predictor: Predictor, model: Path, out: Path, asked: Predicting) -> Predicted:
@@ -192,9 +192,9 @@ class _OfTasks:
         for piece in source.pieces({*self.columns, *([self.target] if there else []), *names}):
             encoded = self.encoding(piece)
             try:
-                found = model.learner.predictions(encoded, self.task)
+                answer = model.learner.predictions(encoded, self.task)
                 if (near := self.encoding.near(encoded, piece)) is not encoded:
-                    found = model.learner.predictions(near, self.task)._replace(unfamiliar=found.unfamiliar)
+                    answer = model.learner.predictions(near, self.task)._replace(unfamiliar=answer.unfamiliar)
             except BadExample as error:
                 bad(source.path, piece.place(error.row), error.what)
             given: Values = np.full(piece.rows, None)
@@ -203,7 +203,7 @@ class _OfTasks:
             if there and not model.numeric:
                 same = same_truth([label for label in set(given) if label is not None], model.labels)
                 given[:] = [same.get(label, label) for label in given]
-            yield self._numbers(found, given, piece) if model.numeric else self._classes(found, given, piece)
+            yield self._numbers(answer, given, piece) if model.numeric else self._classes(answer, given, piece)
 
     def _classes(self, found: Any, given: Values, piece: Piece) -> Batch:
         model = self.model
@@ -233,12 +233,12 @@ class _OfTasks:
 
     @property
     def notes(self) -> list[str]:
-        found = [*self._notes, *self.encoding.notes]
+        notes = [*self._notes, *self.encoding.notes]
         if self.lost:
             rows = f"{self.lost:,} of {plural(self.rows, 'row')} {'is' if self.lost == 1 else 'are'}"
             above = f"epistemic above {self.deviation:.4g}, the deviation of {self.target}"
-            found.append(f"{rows} unlike the training rows: such predictions mean little ({above})")
-        return found
+            notes.append(f"{rows} unlike the training rows: such predictions mean little ({above})")
+        return notes
 
 
 def _rounded(values: Floats, std: Any) -> Floats:
