@@ -14,7 +14,7 @@ from checks import run_of
 import evcl
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.callbacks import Epoch
-from evcl.callbacks.logs import COLUMNS, CsvLog, Log
+from evcl.callbacks.logs import LOG_COLUMNS, CsvLog, Log
 from evcl.training import learn_stream
 from evcl.training.observer import History
 
@@ -32,7 +32,7 @@ def number(text):
 
 
 def assert_same(row, epoch):
-    assert tuple(row) == COLUMNS
+    assert tuple(row) == LOG_COLUMNS
     assert (row["task"], row["stage"], int(row["epoch"])) == (epoch.task, epoch.stage, epoch.epoch)
     for name in ("loss", "nll", "lr", "validation_nll", "validation_accuracy"):
         assert number(row[name]) == getattr(epoch, name), name  # to the last digit

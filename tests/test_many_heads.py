@@ -14,7 +14,7 @@ import evcl
 from evcl.methods import Round, TaskData
 from evcl.methods.teacher import taught
 from evcl.nn import bayesianize, head, mlp, outputs
-from evcl.nn.passes import MANY
+from evcl.nn.passes import MIN_HEADS_TOGETHER
 from evcl.targets import CATEGORICAL
 
 HEADS = 1200
@@ -87,7 +87,7 @@ def test_of_many_heads_some_are_distilled():
 def test_many_heads_in_one_product_are_each_alone(change, generator):
     """Heads of one shape, one after another, are one matrix product."""
     network = bayesianize(mlp(3, [5]), replicas=2, dtype=torch.float64)
-    sizes = [2] * (MANY + 1)
+    sizes = [2] * (MIN_HEADS_TOGETHER + 1)
     if change == "another shape":
         sizes[7] = 3
     layout = network.layout

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evcl.benchmarks.language import NAME, bits_per_character
+from evcl.benchmarks.language import SOTU_DECADES, bits_per_character
 from evcl.experiments.compare import between
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, paired_table, write_report
 
@@ -39,7 +39,7 @@ def section(group: Group) -> str:
     parts = [f"### {group.name}", full_table(group).markdown()]
     if (paired := paired_table(group)) is not None:
         parts.append(paired.markdown())
-    if group.lines[0].result.benchmark == NAME:
+    if group.lines[0].result.benchmark == SOTU_DECADES:
         columns = (
             "method",
             "when learned",

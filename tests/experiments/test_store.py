@@ -21,7 +21,7 @@ from evcl._core.files import write_once
 from evcl._core.settings import Settings
 from evcl.experiments import Config, configure, store
 from evcl.experiments.folder import program_name
-from evcl.experiments.store import MISSED, Claim, Failure, Heartbeats, Store, key
+from evcl.experiments.store import MISSED_HEARTBEATS, Claim, Failure, Heartbeats, Store, key
 
 
 def cell(seed=0, method="naive", **given):
@@ -151,11 +151,11 @@ def test_an_owner_that_only_slept_changes_nothing_when_it_comes_back(first, tmp_
     with Store(tmp_path, beat) as sleeper, Store(tmp_path, beat) as taker:
         claim = sleeper.take(config)
         owner = tmp_path / "owners" / f"{sleeper.me}.json"
-        for sign in range(5 * MISSED):
+        for sign in range(5 * MISSED_HEARTBEATS):
             os.utime(owner, (1e9, 1e9 + sign))
             assert taker.take(config) is None  # it lives
             clock.now += beat
-        for _ in range(MISSED):  # it sleeps
+        for _ in range(MISSED_HEARTBEATS):  # it sleeps
             assert taker.take(config) is None
             clock.now += beat
         took = taker.take(config)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evcl
 from evcl.nn import bayesianize
-from evcl.nn.network import WHOLE, BayesianNetwork
+from evcl.nn.network import ALL_LAYERS, BayesianNetwork
 from evcl.training import TaskData
 
 N, EPOCHS = 120, 20
@@ -152,7 +152,7 @@ def test_what_is_not_fixed_is_not_kept():
         p.requires_grad_(False)
     network = bayesianize(trunk)  # frozen weights, but dropout: only=[] would leave it out
     assert network.fixed == 0
-    assert bayesianize(wrapped(), only=[]).fixed == WHOLE
+    assert bayesianize(wrapped(), only=[]).fixed == ALL_LAYERS
     assert bayesianize(upper(), only=["2"]).fixed == 2
     assert bayesianize(upper(), only=["2"], film=True).fixed == 0
     assert bayesianize(nn.Sequential(nn.Flatten(), nn.Tanh())).fixed == 0  # no weights, so nothing to gain
@@ -172,7 +172,7 @@ class Mixes(nn.Module):
 def test_examples_that_affect_each_other_are_computed_anew():
     x = X[:20].flatten(1)[:, :6].unsqueeze(0)
     network = bayesianize(Mixes(), only=[])
-    assert network.fixed == WHOLE
+    assert network.fixed == ALL_LAYERS
     assert network.below(x) is None
     evcl.Learner(Mixes(), "naive", only=[], epochs=2).learn((x[0], torch.arange(20) % 2))
 

@@ -206,7 +206,7 @@ def test_a_round_that_fails_leaves_it_as_it_was(method):
     before = copies(run.tensors())
     if not run.method.generative:  # that has no epochs
         with pytest.raises(KeyboardInterrupt):
-            run.learn([task(1, 1)], observer=Fails())
+            run.forked(run.network.call).learn([task(1, 1)], observer=Fails())
     after = run.tensors()
     assert after.keys() == before.keys()
     assert changed(after, before) == []

@@ -20,7 +20,7 @@ from evcl._core.randomness import GeneratorNoise
 from evcl.methods import METHODS, Fit, Learned, Method, TaskData
 from evcl.nn import bayesianize
 from evcl.nn.chain import find_chain
-from evcl.nn.film import EPSILON, FASTER
+from evcl.nn.film import EPSILON, FILM_RATE_FACTOR
 from evcl.nn.per_task import Mixture
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
@@ -156,7 +156,7 @@ def test_training_equals_plain_pytorch():
     for number, row in enumerate(rows):
         data = task(number)
         run.learn([data])
-        film = {"params": [row], "lr": FASTER * lr / narrowest, "eps": EPSILON}
+        film = {"params": [row], "lr": FILM_RATE_FACTOR * lr / narrowest, "eps": EPSILON}
         adam = torch.optim.Adam([{"params": list(weights.values())}, film], lr=lr)
         for _ in range(3):
             adam.zero_grad()
@@ -220,7 +220,7 @@ def test_replayed_examples_use_their_own_rows_which_stay():
     for name, now in named(run, run.network.posterior.mean).items():  # Adam's first step is the gradient's sign
         torch.testing.assert_close(now - start[name], -0.01 * weights[name].grad.sign(), atol=2e-4, rtol=1e-3)
     moved = run.network.task_weights.table[0, 1] - FIRST
-    wanted = -FASTER * 0.01 / (2 / 8) ** 0.5 * row.grad / (row.grad.abs() + EPSILON)
+    wanted = -FILM_RATE_FACTOR * 0.01 / (2 / 8) ** 0.5 * row.grad / (row.grad.abs() + EPSILON)
     torch.testing.assert_close(moved, wanted)
 
 

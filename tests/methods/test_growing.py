@@ -19,7 +19,7 @@ from evcl._core.randomness import generator
 from evcl.experiments import configure
 from evcl.experiments.parallel import programs
 from evcl.nn import bayesianize
-from evcl.nn.columns import ALPHA, Columns, Scale
+from evcl.nn.columns import MAX_FIRST_ALPHA, Columns, Scale
 from evcl.training.observer import Observer
 
 WIDTHS = [7, 6]
@@ -106,7 +106,7 @@ def test_new_columns_are_drawn_from_the_seed_and_laterals_begin_small():
     assert not torch.equal(a[0], a[1])
     alphas = torch.cat([v.flatten() for name, v in views.items() if "alpha" in name])
     assert float(alphas.min()) >= 0
-    assert 0.8 * ALPHA < float(alphas.max()) <= ALPHA
+    assert 0.8 * MAX_FIRST_ALPHA < float(alphas.max()) <= MAX_FIRST_ALPHA
 
 
 def test_a_column_gives_classes_that_came_later_no_probability():

@@ -15,7 +15,7 @@ import evcl
 from evcl.curvature import Sample, fisher, kfac
 from evcl.nn import bayesianize, head, outputs
 from evcl.nn.sizes import Size, measured
-from evcl.training import Observer, Step, TaskData
+from evcl.training import Step, TaskData
 
 pytestmark = pytest.mark.usefixtures("torch_draws")
 
@@ -204,20 +204,16 @@ def test_the_statistics_are_torchs(generator):
 
 def test_a_task_that_fails_leaves_the_statistics_as_they_were(generator):
     learner = evcl.EVCL(resnet(), epochs=3, batch_size=10)
-    before, (x, y) = statistics(learner), images(generator, 0)
+    before, data = statistics(learner), images(generator, 0)
 
-    class Stop(Observer):
-        def end_epoch(self, progress):
+    class Stop(evcl.Callback):
+        def end_epoch(self, epoch):
             raise KeyboardInterrupt
 
-    def train(observer):
-        learner.parts.run.learn([TaskData(x[None], y[None], 0)], observer=observer)
-
-    learner.parts.run.add_head(8, 2)
     with pytest.raises(KeyboardInterrupt):
-        train(Stop())
+        learner.learn(data, callbacks=[Stop()])
     assert all(torch.equal(t, before[name]) for name, t in statistics(learner).items())
-    train(None)
+    learner.learn(data)
     assert int(statistics(learner)["stem.1.num_batches_tracked"]) == 12
 
 

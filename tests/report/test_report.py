@@ -39,7 +39,7 @@ from evcl.report.figures import FIGURES, enlarged, limits, matrix, only_last
 from evcl.report.published import published
 from evcl.report.results import scenarios, series
 from evcl.report.runs import command
-from evcl.report.styles import BACK, SPARE, STYLES
+from evcl.report.styles import PAGE_COLOURS, SPARE, STYLES
 from evcl.report.tables import scenario_table
 
 
@@ -323,7 +323,7 @@ SIGHT = {
 def test_the_colours_can_be_told_apart(theme):
     luminance = np.array([0.2126, 0.7152, 0.0722])
     for style in (*STYLES.values(), *SPARE):
-        dark, light = sorted(luminance @ _linear(c) for c in (getattr(style, theme), BACK[theme]))
+        dark, light = sorted(luminance @ _linear(c) for c in (getattr(style, theme), PAGE_COLOURS[theme]))
         assert (light + 0.05) / (dark + 0.05) >= 3, style
     for sight, seen in SIGHT.items():
         places = [_oklab(np.reshape(seen, (3, 3)) @ _linear(getattr(style, theme))) for style in STYLES.values()]

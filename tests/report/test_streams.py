@@ -83,7 +83,7 @@ def test_an_overview_has_a_column_per_stream():
 
 
 def test_a_report_has_streams_and_tasks_side_by_side(tmp_path, monkeypatch):
-    monkeypatch.setattr("evcl.report.written.KINDS", ("svg",))
+    monkeypatch.setattr("evcl.report.written.FIGURE_FORMATS", ("svg",))
     folder = write(tmp_path, stream(changes=[525]), stream("naive"), stream(benchmark="census"), result("evcl"))
     written = {path.name: path for path in write_report(folder)}
     assert {"weather-1-050-rows.svg", "split-mnist.svg", "split-mnist-matrices.svg"} <= set(written)
@@ -103,7 +103,7 @@ def test_a_report_has_streams_and_tasks_side_by_side(tmp_path, monkeypatch):
 
 
 def test_a_report_of_streams_alone_speaks_of_no_tasks(tmp_path, monkeypatch):
-    monkeypatch.setattr("evcl.report.written.KINDS", ("svg",))
+    monkeypatch.setattr("evcl.report.written.FIGURE_FORMATS", ("svg",))
     written = {path.name: path for path in write_report(write(tmp_path, stream()))}
     for name in ("tables.md", "index.html"):
         text = written[name].read_text()

@@ -41,7 +41,7 @@ def same_both_ways(path, body):
         patch.setattr("evcl.tables.arrow_csv.ROWS_A_PIECE", 3)
         fast = outcome(path)
         with pytest.MonkeyPatch.context() as arrow:
-            arrow.setattr("evcl.tables.csv_file.LARGE", 0)
+            arrow.setattr("evcl.tables.csv_file.LARGE_BYTES", 0)
             assert fast == outcome(path)
         patch.setattr(survey, "plain_numbers", lambda *_: None)
         assert fast == outcome(path)

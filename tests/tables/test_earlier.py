@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tabular import predicted
 
 from evcl import EvclError, tables
-from evcl.tables.earlier import LEAST, Summary, _similar, estimate, standing
-from evcl.tables.model import NOTE
+from evcl.tables.earlier import MIN_ROWS, Summary, _similar, estimate, standing
+from evcl.tables.model import TABLE_NOTE
 from evcl.tables.saved import notes_of
 
 FAST = ["--epochs", "30", "--hidden", "16", "--set", "lr=0.02"]
@@ -129,7 +129,9 @@ def test_tasks_that_lost_accuracy_are_named(learn):
 def test_damage_to_what_tasks_are_at_is_refused_in_one_line(learn, now):
     learn("january", rows(0))
     text = notes_of(Path("m"))
-    save_file(load_file("m"), "m", {**text, NOTE.name: json.dumps({**json.loads(text[NOTE.name]), "now": now})})
+    save_file(
+        load_file("m"), "m", {**text, TABLE_NOTE.name: json.dumps({**json.loads(text[TABLE_NOTE.name]), "now": now})}
+    )
     with pytest.raises(EvclError, match=r"^cannot load m: [^\n]*$"):
         tables.load_model(Path("m"))
 
@@ -139,7 +141,7 @@ def test_a_summary_holds_no_row_and_describes_the_classes(generator):
     for count in (1, 4, 16):
         means, place = _similar(x, count, generator)
         assert 1 <= len(means) <= count
-        assert int(place.bincount(minlength=len(means)).min()) >= LEAST
+        assert int(place.bincount(minlength=len(means)).min()) >= MIN_ROWS
         slow = torch.stack([x[place == k].mean(0) for k in range(len(means))])
         torch.testing.assert_close(means, slow, rtol=1e-5, atol=1e-6)
     same = torch.zeros(40, 3)

@@ -14,7 +14,7 @@ import evcl as library
 from evcl import EvclError, tables
 from evcl.tables.commands import open_source
 from evcl.tables.fitting import EncoderFitting
-from evcl.tables.outside import SAMPLE, Ends, Sample
+from evcl.tables.outside import SAMPLE_NUMBERS, Ends, Sample
 from evcl.targets.scale import far_outside, limited, usual_range
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
@@ -94,7 +94,7 @@ def test_columns_without_mistakes_are_scaled_as_ever(tmp_path):
 
 def test_many_values_far_outside_a_sample_are_no_mistakes(tmp_path):
     """A sample that by accident shows a part of a column alone."""
-    a = np.where(np.arange(3 * SAMPLE) % 4 == 0, np.linspace(0, 1, 3 * SAMPLE), 1e6)
+    a = np.where(np.arange(3 * SAMPLE_NUMBERS) % 4 == 0, np.linspace(0, 1, 3 * SAMPLE_NUMBERS), 1e6)
     np.savez(tmp_path / "a.npz", a=a, b=a)
     encoder, fitting = fitted(tmp_path / "a.npz")
     assert fitting.limited == []
@@ -103,7 +103,7 @@ def test_many_values_far_outside_a_sample_are_no_mistakes(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 1000, 4096])
 def test_a_sample_is_every_kth_number_whatever_the_pieces(size):
-    numbers, sample = np.random.default_rng(0).normal(size=3 * SAMPLE if size > 1 else 500), Sample()
+    numbers, sample = np.random.default_rng(0).normal(size=3 * SAMPLE_NUMBERS if size > 1 else 500), Sample()
     for start in range(0, len(numbers), size):
         sample.see(numbers[start : start + size])
     every = 4 if size > 1 else 1

@@ -247,7 +247,7 @@ def test_programs_that_run_at_a_time_are_the_programs_alone(at_a_time, most, mon
     """Thirty of them, with more captures than torch has streams. One after the other they are the same to the last bit;
     at a time, but for rounding: cuBLAS promises the last bits only where one stream runs.
     """
-    monkeypatch.setattr(engines, "PROGRAMS", at_a_time)
+    monkeypatch.setattr(engines, "PROGRAMS_AT_A_TIME", at_a_time)
 
     def config(method, seed):
         given = {"epochs": 3, "lr": 1e-3 + seed / 1e4}

@@ -9,7 +9,7 @@ from evcl._core.errors import EvclError
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 
 REAL = ("weather", "census", "flights-monthly", "mails-by-date", "phishing", "bananas", "segments", "shuttle")
-AGENTS = {"cartpole-variants": 5, "minigrid-rooms": 4}
+AGENT_STREAMS = {"cartpole-variants": 5, "minigrid-rooms": 4}
 GENERATED = ("stagger", "sea", "agrawal", "hyperplane", "led", "rbf")
 
 
@@ -30,6 +30,6 @@ def environments(name: str, summary: str, tasks: int) -> Entry:
 
 
 ENTRIES = (
-    *(environments(name, BENCHMARK_SUMMARIES[name], count) for name, count in AGENTS.items()),
+    *(environments(name, BENCHMARK_SUMMARIES[name], count) for name, count in AGENT_STREAMS.items()),
     *(rows(name, BENCHMARK_SUMMARIES[name], name in GENERATED) for name in (*REAL, *GENERATED)),
 )

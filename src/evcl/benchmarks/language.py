@@ -1,9 +1,9 @@
 """Streams for generative models: one character per task, and texts decade by decade.
 
 Of characters (Nguyen et al., 2018, section 6.2), the pixels are explained, and labels are not used. The texts are the
-State of the Union addresses, read as characters, in windows of LENGTH. Characters that are rare in the first decades
-are one and the same. Of each decade's windows, one in ten is to test; the split is fixed. If a decade has more than
-MOST windows to train on, these are spread evenly over it.
+State of the Union addresses, read as characters, in windows of WINDOW_CHARACTERS. Characters that are rare in the first
+decades are one and the same. Of each decade's windows, one in ten is to test; the split is fixed. If a decade has more
+than TRAIN_WINDOWS to train on, these are spread evenly over it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from evcl.data import load_texts
 from evcl.nn import VAE, task_vae
 from evcl.targets import Bound, NextToken
 
-NAME = "sotu-decades"
-LENGTH = 64  # characters of a window
-MOST, MOST_TEST = 2000, 300  # windows per decade
+SOTU_DECADES = "sotu-decades"
+WINDOW_CHARACTERS = 64
+TRAIN_WINDOWS, TEST_WINDOWS = 2000, 300  # windows per decade
 FIRST_YEAR, DECADES = 1790, 23  # until 2019; the 2020s have two addresses
 ALPHABET = "\n etaonirshdlcufmpgywbvkxjqz,.-';:\"$0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ?!()"
 OTHER = len(ALPHABET)
-WIDTH, KERNEL, DILATIONS = 128, 3, (1, 2, 4, 8)  # of the network: a character sees the 30 before it
+CHANNELS, KERNEL, DILATIONS = 128, 3, (1, 2, 4, 8)  # of the network: a character sees the 30 before it
 
 
 class CharacterModel(nn.Module):
     """Causal convolutions: [M, T] characters -> [M, (T - 1) x V] logits of each next character."""
 
-    def __init__(self, vocabulary: int = OTHER + 1, width: int = WIDTH) -> None:
+    def __init__(self, vocabulary: int = OTHER + 1, width: int = CHANNELS) -> None:
         super().__init__()
         self.letters = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(nn.Conv1d(width, width, KERNEL, dilation=d) for d in DILATIONS)
@@ -46,13 +46,13 @@ class CharacterModel(nn.Module):
         h = self.letters(x[:, :-1]).transpose(1, 2)
         for layer, dilation in zip(self.layers, DILATIONS, strict=True):
             h = h + F.relu(layer(F.pad(h, ((KERNEL - 1) * dilation, 0))))
-        found: Tensor = self.next(h).transpose(1, 2).flatten(1)
-        return found
+        logits: Tensor = self.next(h).transpose(1, 2).flatten(1)
+        return logits
 
 
 def bits_per_character(log_likelihood: float) -> float:
     """Of a window whose log-likelihood is this, in nats; its first character is given."""
-    return -log_likelihood / ((LENGTH - 1) * float(torch.tensor(2.0).log()))
+    return -log_likelihood / ((WINDOW_CHARACTERS - 1) * float(torch.tensor(2.0).log()))
 
 
 def numbered(text: str) -> Tensor:
@@ -65,15 +65,15 @@ def numbered(text: str) -> Tensor:
 @cache
 def _decades(data_dir: Path | None) -> list[tuple[Examples, Examples]]:
     texts, years = load_texts("sotu", data_dir)
-    found = []
+    tasks = []
     for k in range(DECADES):
         own = [text for text, year in zip(texts, years.tolist(), strict=True) if year // 10 == k]
         whole = numbered("\n".join(own))
-        windows = whole[: len(whole) // LENGTH * LENGTH].view(-1, LENGTH)
+        windows = whole[: len(whole) // WINDOW_CHARACTERS * WINDOW_CHARACTERS].view(-1, WINDOW_CHARACTERS)
         held = torch.arange(len(windows)) % 10 == 9
-        parts = (_spread(windows[~held], MOST), _spread(windows[held], MOST_TEST))
-        found.append(tuple(Examples(part, torch.zeros(len(part), dtype=torch.long)) for part in parts))
-    return found  # type: ignore[return-value]
+        parts = (_spread(windows[~held], TRAIN_WINDOWS), _spread(windows[held], TEST_WINDOWS))
+        tasks.append(tuple(Examples(part, torch.zeros(len(part), dtype=torch.long)) for part in parts))
+    return tasks  # type: ignore[return-value]
 
 
 def _spread(windows: Tensor, most: int) -> Tensor:
@@ -87,7 +87,7 @@ def _sotu(request: Request) -> Benchmark:
     for k, parts in enumerate(_decades(request.data_dir)[: request.tasks]):
         name = f"{FIRST_YEAR + 10 * k}s"
         tasks.append(Task(name, name, (0,), *parts))
-    return Benchmark(NAME, tasks, network=CharacterModel, seed=request.seed, energy=NextToken())
+    return Benchmark(SOTU_DECADES, tasks, network=CharacterModel, seed=request.seed, energy=NextToken())
 
 
 CHARACTERS = 10
@@ -122,7 +122,7 @@ def _images(part: Examples) -> Examples:
 _LARGE = partial(task_vae, 784)
 _SMALL = partial(task_vae, 64, width=64, latents=8, encoder_layers=2)
 ENTRIES = (
-    entry(NAME, _sotu, DECADES, "has one decade per task", score="log_likelihood"),
+    entry(SOTU_DECADES, _sotu, DECADES, "has one decade per task", score="log_likelihood"),
     characters("characters-mnist", mnist, _LARGE, samples=1000),
     characters("characters-notmnist", notmnist, _LARGE, samples=1000),
     characters("characters-digits", digits, _SMALL, samples=500),

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Norm = Literal["batch", "group"]
-GROUPS = 32  # of a group norm, or fewer if they do not divide the channels
+NORM_GROUPS = 32  # of a group norm, or fewer if they do not divide the channels
 
 
 def _norm(kind: Norm, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(math.gcd(GROUPS, channels), channels)
+    return nn.GroupNorm(math.gcd(NORM_GROUPS, channels), channels)
 
 
 class Block(nn.Module):

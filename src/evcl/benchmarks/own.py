@@ -108,8 +108,8 @@ def from_stream(
     every = [(*pair, *held) for pair, held in zip(parts[0].values(), tests, strict=True)]
     labels = {label for _, y, *_ in every for label in y.unique().tolist()}
     same = all({*y.unique().tolist()} == labels for _, y, *_ in every)
-    found = from_arrays(every, names=names, heads="shared" if same else "separate", hidden=hidden)
-    return found.in_scenario(scenario or ("domain" if same else "class"))
+    benchmark = from_arrays(every, names=names, heads="shared" if same else "separate", hidden=hidden)
+    return benchmark.in_scenario(scenario or ("domain" if same else "class"))
 
 
 def _by_task(stream: DataSet | Sequence[DataSet], what: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
@@ -125,10 +125,10 @@ def _by_task(stream: DataSet | Sequence[DataSet], what: str) -> dict[int, tuple[
         return {k: (x[task == k], y[task == k]) for k in task.unique().tolist()}
     if not isinstance(stream, Iterable) and not hasattr(stream, "__getitem__"):
         raise EvclError(f"{what} must have one data set per task, or be a data set with items (x, y, task)")
-    found = {k: _stacked(data)[:2] for k, data in enumerate(iter(stream))}
-    if not found:
+    tasks = {k: _stacked(data)[:2] for k, data in enumerate(iter(stream))}
+    if not tasks:
         raise EvclError(f"{what} has no tasks")
-    return found
+    return tasks
 
 
 def split(
@@ -189,13 +189,13 @@ def _examples(x: ArrayLike, y: ArrayLike, what: str) -> Examples:
 
 def _listed(tasks: Sequence[T], what: str, size: int) -> list[T]:
     """A list of tuples of this size, one per task."""
-    found = list(tasks) if isinstance(tasks, Iterable) else []
-    if not found:
+    items = list(tasks) if isinstance(tasks, Iterable) else []
+    if not items:
         raise EvclError(f"there are no tasks: give a list with {what} for each")
-    for k, task in enumerate(found):
+    for k, task in enumerate(items):
         if not isinstance(task, (tuple, list)) or len(task) != size:
             raise EvclError(f"the tasks must be a list with {what} for each, but task {k} is something else")
-    return found
+    return items
 
 
 def _stacked(dataset: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

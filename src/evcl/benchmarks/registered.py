@@ -21,7 +21,7 @@ from evcl.benchmarks.benchmark import Benchmark, Entry, Request, entry, parted, 
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
-UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)  # pixel ranges
+UNIT_RANGE, SIGNED_RANGE = (0.0, 1.0), (-1.0, 1.0)  # pixel ranges
 MOST_CIFAR100 = 50  # tasks, of two classes each
 MOST_PERMUTED = 2_000  # as in `Entry`
 
@@ -48,8 +48,8 @@ def _published(name: str, pixels: tuple[float, float], grey: bool = False) -> Lo
     """A loader for a data set with a published train/test split."""
 
     def parts(data_dir: Path | None) -> Parts:
-        found = (data.load_grey28 if grey else data.load)(name, data_dir)
-        return _parts(found, pixels)
+        dataset = (data.load_grey28 if grey else data.load)(name, data_dir)
+        return _parts(dataset, pixels)
 
     return parts
 
@@ -60,15 +60,15 @@ def notmnist(data_dir: Path | None) -> Parts:
     Of identical images only the first is kept, and an image labelled with several letters is dropped: otherwise test
     images would also be training images.
     """
-    found = data.load("notmnist", data_dir)
+    dataset = data.load("notmnist", data_dir)
     letters: dict[bytes, set[int]] = {}
     first: dict[bytes, int] = {}
-    for row, (image, label) in enumerate(zip(found.train_images, found.train_labels.tolist(), strict=True)):
+    for row, (image, label) in enumerate(zip(dataset.train_images, dataset.train_labels.tolist(), strict=True)):
         key = image.tobytes()
         letters.setdefault(key, set()).add(label)
         first.setdefault(key, row)
     rows = np.array([row for key, row in first.items() if len(letters[key]) == 1])
-    whole = _examples(found.train_images[rows], found.train_labels[rows], SIGNED)
+    whole = _examples(dataset.train_images[rows], dataset.train_labels[rows], SIGNED_RANGE)
     return parted(whole, round(0.2 * len(whole)), Purpose.NOTMNIST)
 
 
@@ -116,8 +116,8 @@ def _split_cifar100(name: str) -> Entry:
                     setting="tasks",
                 )
             groups = tuple(tuple(range(k, k + size)) for k in range(0, data.CIFAR100_CLASSES, size))
-        found = data.load_cifar100(request.data_dir)
-        parts = _parts(found, SIGNED)
+        dataset = data.load_cifar100(request.data_dir)
+        parts = _parts(dataset, SIGNED_RANGE)
         return Benchmark(name, split_tasks(*parts, groups), network=reduced_resnet18, seed=request.seed)
 
     return entry(name, build, 10, most_tasks=MOST_CIFAR100)
@@ -136,7 +136,7 @@ def _five_datasets(name: str, hidden: tuple[int, ...]) -> Entry:
     def build(request: Request) -> Benchmark:
         made = []
         for k, (task, load) in enumerate(list(loads.items())[: request.tasks]):
-            parts = (replace(part, labels=part.labels + 10 * k, pixels=UNIT) for part in load(request.data_dir))
+            parts = (replace(part, labels=part.labels + 10 * k, pixels=UNIT_RANGE) for part in load(request.data_dir))
             made.append(Task(task, task, tuple(range(10 * k, 10 * k + 10)), *parts))
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
@@ -149,7 +149,7 @@ def _large_digits(data_dir: Path | None) -> Parts:
     def enlarged(part: Examples) -> Examples:
         images = part.inputs.view(-1, 1, 8, 8)
         large = F.interpolate(images, size=(28, 28), mode="bilinear", align_corners=False)
-        return Examples((255 * large).round().to(torch.uint8), part.labels, pixels=UNIT)
+        return Examples((255 * large).round().to(torch.uint8), part.labels, pixels=UNIT_RANGE)
 
     train, test = digits(data_dir)
     return enlarged(train), enlarged(test)
@@ -168,22 +168,22 @@ def _permuted(name: str, load: Load, hidden: tuple[int, ...]) -> Entry:
     return entry(name, build, 5, "shows all classes in every task", seeded=True, most_tasks=MOST_PERMUTED)
 
 
-mnist, _fashion = _published("mnist", UNIT), _published("fashion-mnist", UNIT)
-_cifar10 = _published("cifar10", SIGNED)
-_grey_cifar10 = _published("cifar10", SIGNED, grey=True)
+mnist, _fashion = _published("mnist", UNIT_RANGE), _published("fashion-mnist", UNIT_RANGE)
+_cifar10 = _published("cifar10", SIGNED_RANGE)
+_grey_cifar10 = _published("cifar10", SIGNED_RANGE, grey=True)
 FASHION = "top trouser pullover dress coat sandal shirt sneaker bag boot"
 CIFAR10 = "plane car bird cat deer dog frog horse ship truck"
-DEEP = (150, 150, 150, 150)
+FOUR_LAYERS = (150, 150, 150, 150)
 LETTERS = "A B C D E F G H I J"
 PAIRS_OF_LETTERS = ((0, 5), (1, 6), (2, 7), (3, 8), (4, 9))
 
 ENTRIES = (
     _permuted("permuted-mnist", mnist, (100, 100)),
     _split("split-mnist", mnist, (256, 256)),
-    _split("split-notmnist", notmnist, DEEP, PAIRS_OF_LETTERS, LETTERS),
-    _split("split-fashion-mnist", _fashion, DEEP, words=FASHION),
-    _split("split-cifar10", _grey_cifar10, DEEP, words=CIFAR10),
-    _split("split-cifar10-rgb", _cifar10, DEEP, words=CIFAR10),
+    _split("split-notmnist", notmnist, FOUR_LAYERS, PAIRS_OF_LETTERS, LETTERS),
+    _split("split-fashion-mnist", _fashion, FOUR_LAYERS, words=FASHION),
+    _split("split-cifar10", _grey_cifar10, FOUR_LAYERS, words=CIFAR10),
+    _split("split-cifar10-rgb", _cifar10, FOUR_LAYERS, words=CIFAR10),
     _split("split-cifar10-conv", _cifar10, reduced_resnet18, words=CIFAR10),
     _split_cifar100("split-cifar100"),
     _five_datasets("five-datasets", (256, 256)),

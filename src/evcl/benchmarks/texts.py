@@ -1,8 +1,8 @@
 """Streams of texts for a pretrained transformer: news by topic, and mails by month.
 
-A text is the numbers of its first LENGTH pieces (see `evcl.nn.minilm_tokeniser`). The trunk is MiniLM with LoRA of rank
-8. Of texts with the same pieces, the first is kept; 80% of every class and month are to train and 20% to test. The
-split is fixed.
+A text is the numbers of its first MAX_PIECES pieces (see `evcl.nn.minilm_tokeniser`). The trunk is MiniLM with LoRA of
+rank 8. Of texts with the same pieces, the first is kept; 80% of every class and month are to train and 20% to
+test. The split is fixed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from evcl.benchmarks.benchmark import Benchmark, Request, entry, parted
 from evcl.data import load_texts
 from evcl.nn import LoRA, minilm, minilm_tokeniser
 
-LENGTH = 64  # pieces
-RANK = 8
+MAX_PIECES = 64  # of a text
+LORA_RANK = 8
 TOPICS = ("business", "entertainment", "politics", "sports", "tech")
 HAM, SPAM, FIRST_SPAM = 0, 1, 3  # labels, and the first group of spam among the groups of the data set
 MONTHS = {  # the last month of each task's mails; before August 2002, most months have spam only
@@ -35,15 +35,15 @@ MONTHS = {  # the last month of each task's mails; before August 2002, most mont
     "September 2002": (2002, 9),
     "October to December 2002": (2002, 12),
 }
-NAMES = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
-DELIVERED = re.compile(r"^(?:From \S+|Delivery-Date:) +\w{3} +(\w{3}) +\d+ [\d:]+ (\d{4})", re.MULTILINE)
-MOST_CHARACTERS = 20 * LENGTH  # of a mail's text
+MONTH_NAMES = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+DELIVERY_DATE = re.compile(r"^(?:From \S+|Delivery-Date:) +\w{3} +(\w{3}) +\d+ [\d:]+ (\d{4})", re.MULTILINE)
+MOST_CHARACTERS = 20 * MAX_PIECES  # of a mail's text
 Parts = tuple[Examples, Examples]  # train, test
 
 
 def minilm_lora() -> nn.Module:
     """MiniLM with LoRA of rank 8 for the query and value projections."""
-    return LoRA(rank=RANK)(minilm())
+    return LoRA(rank=LORA_RANK)(minilm())
 
 
 class Topics(Benchmark):
@@ -67,8 +67,8 @@ def _alone(task: Task) -> Task:
     number = TOPICS.index(task.name)
 
     def own(part: Examples) -> Examples:
-        found = part.select((part.labels == 1).nonzero().flatten())
-        return replace(found, labels=torch.full_like(found.labels, number))
+        rows = part.select((part.labels == 1).nonzero().flatten())
+        return replace(rows, labels=torch.full_like(rows.labels, number))
 
     validation = None if task.validation is None else own(task.validation)
     return Task(task.name, task.name, (number,), own(task.train), own(task.test), validation)
@@ -115,19 +115,19 @@ def _mail_parts(data_dir: Path | None) -> dict[str, Parts]:
     dated = [(month(text), text, int(group >= FIRST_SPAM)) for text, group in zip(texts, groups.tolist(), strict=True)]
     kept = sorted(((when, i) for i, (when, _, _) in enumerate(dated) if when is not None))
     x, rows = _distinct(_pieces([readable(dated[i][1]) for _, i in kept], data_dir))
-    found, start = {}, (0, 0)
+    tasks, start = {}, (0, 0)
     for k, (name, end) in enumerate(MONTHS.items()):
         own = [row for row, i in enumerate(rows.tolist()) if start < kept[i][0] <= end]
         labels = torch.tensor([dated[kept[int(rows[row])][1]][2] for row in own])
-        found[name] = parted(Examples(x[own], labels), round(0.2 * len(own)), Purpose.MAILS.of(k))
+        tasks[name] = parted(Examples(x[own], labels), round(0.2 * len(own)), Purpose.MAILS.of(k))
         start = end
-    return found
+    return tasks
 
 
 def month(mail: str) -> tuple[int, int] | None:
     """The year and month in which a mail was delivered, from its headers; None if they do not say."""
-    found = DELIVERED.search(mail.partition("\n\n")[0])
-    return None if found is None or found[1] not in NAMES else (int(found[2]), NAMES.index(found[1]) + 1)
+    match = DELIVERY_DATE.search(mail.partition("\n\n")[0])
+    return None if match is None or match[1] not in MONTH_NAMES else (int(match[2]), MONTH_NAMES.index(match[1]) + 1)
 
 
 def readable(mail: str) -> str:
@@ -146,7 +146,7 @@ def readable(mail: str) -> str:
 
 
 def _pieces(texts: Sequence[str], data_dir: Path | None) -> Tensor:
-    return minilm_tokeniser(data_dir)(texts, LENGTH)
+    return minilm_tokeniser(data_dir)(texts, MAX_PIECES)
 
 
 def _distinct(x: Tensor) -> tuple[Tensor, Tensor]:

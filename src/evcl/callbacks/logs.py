@@ -12,8 +12,8 @@ from evcl.callbacks import Callback, Epoch
 
 __all__ = ["CsvLog", "TensorBoard"]
 
-KINDS = ("csv", "tensorboard")
-COLUMNS = ("task", "stage", "epoch", "loss", "nll", "terms", "lr", "validation_nll", "validation_accuracy")
+LOG_KINDS = ("csv", "tensorboard")
+LOG_COLUMNS = ("task", "stage", "epoch", "loss", "nll", "terms", "lr", "validation_nll", "validation_accuracy")
 
 
 class CsvLog(Callback):
@@ -32,7 +32,7 @@ class CsvLog(Callback):
         self._rows = csv.writer(self._file)
         self._task: str | None = None
         if self._file.tell() == 0:
-            self._rows.writerow(COLUMNS)
+            self._rows.writerow(LOG_COLUMNS)
 
     def begin_task(self, task: str, epochs: int) -> None:
         self._task = None  # the same task may have been interrupted before
@@ -55,7 +55,7 @@ class CsvLog(Callback):
     def end_epoch(self, epoch: Epoch) -> None:
         terms = " ".join(f"{name}={value:.6g}" for name, value in epoch.terms.items())
         values = {**vars(epoch), "loss": epoch.loss, "terms": terms}
-        self._rows.writerow("" if values[name] is None else values[name] for name in COLUMNS)
+        self._rows.writerow("" if values[name] is None else values[name] for name in LOG_COLUMNS)
         self._file.flush()
 
     def close(self) -> None:
@@ -97,8 +97,8 @@ class Log(NamedTuple):
 
     @classmethod
     def checked(cls, kind: str, folder: Path) -> Log:
-        if kind not in KINDS:
-            raise EvclError(f"--log must be {' or '.join(KINDS)}, not {kind!r}")
+        if kind not in LOG_KINDS:
+            raise EvclError(f"--log must be {' or '.join(LOG_KINDS)}, not {kind!r}")
         return cls(kind, folder)
 
     def clear(self) -> None:

@@ -79,8 +79,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 0)
     except Exception as error:
-        if told := out_of_memory(error):
-            _fail(told, 1, debug)
+        if message := out_of_memory(error):
+            _fail(message, 1, debug)
         if isinstance(error, OSError) and error.filename:
             _fail(f"cannot use {brief(str(error.filename))}: {error.strerror or error}", 1, debug)
         where = "" if debug else "; evcl --debug shows where"
@@ -88,10 +88,10 @@ def main() -> None:
 
 
 KEEPING = ("demo", "reproduce", "tune", "sweep")  # commands that make many runs, and write each when it has ended
-PATIENCE = 30.0  # seconds
+RANK_WAIT_SECONDS = 30.0
 
 
-def _fail(message: str, status: int, debug: bool, wait: float = PATIENCE) -> None:
+def _fail(message: str, status: int, debug: bool, wait: float = RANK_WAIT_SECONDS) -> None:
     """Print one line and exit. If all processes of a run fail alike, only process 0 prints: torchrun ends the others
     when it exits. So the others wait first; one that still runs after `wait` seconds is the only one that failed.
     """

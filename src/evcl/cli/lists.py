@@ -26,10 +26,10 @@ from evcl._core.errors import EvclError, unknown
 from evcl.cli.options import HELP, DataDir, Once, Plugins, Usage, as_command, usage
 from evcl.cli.progress import console, echo, screen
 
-KINDS = ("methods", "benchmarks", "presets")
+LISTS = ("methods", "benchmarks", "presets")
 SETTINGS = "settings"
-NARROW = 120  # columns of a terminal in which the table of settings does not fit
-WIDE = 200  # columns of the table of methods where there is no terminal: a line per method
+MIN_TABLE_COLUMNS = 120  # in a narrower terminal, the table of settings does not fit
+PLAIN_TABLE_COLUMNS = 200  # of the table of methods where there is no terminal: a line per method
 
 
 def list_(
@@ -59,12 +59,12 @@ def list_(
                 raise unknown("method", name, of_methods)
         _settings(name)
         return
-    if what not in (None, *KINDS):
+    if what not in (None, *LISTS):
         raise Usage(f"evcl list takes methods, benchmarks, presets, settings or the name of a method, not {what!r}")
     if what == "methods":
         _methods(list(of_methods))
         return
-    for kind, entries in zip(KINDS, (of_methods, of_benchmarks, experiments.SUMMARIES), strict=True):
+    for kind, entries in zip(LISTS, (of_methods, of_benchmarks, experiments.SUMMARIES), strict=True):
         if what in (None, kind):
             echo(kind)
             column = max(20, *map(len, entries))
@@ -89,14 +89,14 @@ def _settings(name: str) -> None:
     for column in ("setting", "default", "values", "meaning"):
         table.add_column(column, no_wrap=column in ("setting", "default"))
     own = streams.METHODS if name in ROW_SUMMARIES else methods.METHODS
-    found = rl.method(name) if name in AGENT_SUMMARIES else own[name]
-    known = dict(found.known_settings)
+    method = rl.method(name) if name in AGENT_SUMMARIES else own[name]
+    known = dict(method.known_settings)
     if name not in AGENT_SUMMARIES | ROW_SUMMARIES:
         with suppress(EvclError):  # the settings of --keep, which keeps nothing unless it is given
-            kept = methods.known_settings(found, {"memory": 0})
+            kept = methods.known_settings(method, {"memory": 0})
             known = {**kept, **known} if "memory" in known else {**kept, "memory": replace(kept["memory"], default=0)}
-    narrow = console().is_terminal and console().width < NARROW
-    echo(f"{name}: {found.summary}")
+    narrow = console().is_terminal and console().width < MIN_TABLE_COLUMNS
+    echo(f"{name}: {method.summary}")
     for key, setting in known.items():
         default = str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default}"
         table.add_row(key, default, setting.values, setting.help)
@@ -105,7 +105,7 @@ def _settings(name: str) -> None:
             _wrapped("    ", setting.help)
     if narrow:
         return
-    out = console() if console().is_terminal else screen(WIDE)
+    out = console() if console().is_terminal else screen(PLAIN_TABLE_COLUMNS)
     out.print(table, highlight=False)
 
 
@@ -121,7 +121,7 @@ def _methods(names: list[str]) -> None:
         facts, cost = (METHOD_FACTS | AGENT_FACTS).get(name), costs[EXAMPLE_NETWORK].get(name)
         about = ("-", "-", "-") if facts is None else (str(facts.year or "-"), facts.authors, facts.keeps)
         table.add_row(name, *about, *("--" if cost is None else (f"{cost['step']:.1f}", f"{cost['task']:.1f}")))
-    out = console() if console().is_terminal else screen(WIDE)
+    out = console() if console().is_terminal else screen(PLAIN_TABLE_COLUMNS)
     out.print(table, highlight=False)
     for line in (
         "keeps: numbers stored besides the plain weights, and examples of earlier tasks",
@@ -198,15 +198,15 @@ def verify(
         echo("nothing has been fetched yet; see evcl data fetch")
 
     def one(name: str) -> str:
-        found = sets.verify(name)
+        checked = sets.verify(name)
         entry = sets.CATALOG[name]
         if not entry.images:
-            twice = f"{found.copies} texts are duplicates" if "texts" in entry.arrays else "files, byte by byte"
-        elif found.test_images:
-            twice = f"{found.shared} of {found.test_images} test images are also training images"
+            twice = f"{checked.copies} texts are duplicates" if "texts" in entry.arrays else "files, byte by byte"
+        elif checked.test_images:
+            twice = f"{checked.shared} of {checked.test_images} test images are also training images"
         else:
-            twice = f"no published train/test split; {found.copies} images are duplicates"
-        return f"{name}: intact, {megabytes(found.bytes)}, from {found.source}; {twice}"
+            twice = f"no published train/test split; {checked.copies} images are duplicates"
+        return f"{name}: intact, {megabytes(checked.bytes)}, from {checked.source}; {twice}"
 
     _each(wanted, one)
 

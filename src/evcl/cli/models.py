@@ -36,11 +36,11 @@ def inspect(
         return
     card = read_card(model)
     if tables.is_table(model):
-        found = tables.load_model(model)
+        tabular = tables.load_model(model)
         if not as_json:
             _head_lines(model, card, voice)
-            _show_table(found, voice)
-        voice.end(_facts(model, card, found))
+            _show_table(tabular, voice)
+        voice.end(_facts(model, card, tabular))
         return
     if not as_json:
         _head_lines(model, card, voice)
@@ -57,9 +57,9 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
     voice.fact("target", found.target or "the folder of an image")
     number = "a count" if learner.likelihood == "poisson" else "a number"
     voice.fact(*(("learns", number) if found.numeric else ("classes", shortened(found.labels))))
-    told = {"drop": found.drop, "missing": found.missing}
-    for name in (name for name, texts in told.items() if texts):
-        voice.fact(name, shortened(list(told[name])))
+    options = {"drop": found.drop, "missing": found.missing}
+    for name in (name for name, texts in options.items() if texts):
+        voice.fact(name, shortened(list(options[name])))
     if learner.kept:
         voice.fact("keeps", f"{learner.kept:,} rows of earlier tasks, which it rehearses")
     if len(learner.heads) > 1:
@@ -180,17 +180,17 @@ def merge(
 
     voice = Voice(as_json, quiet)
     one_thread()
-    found = tables.merge(base, sites, out)
-    for one in found.history:
-        now = found.now.get(one["task"])
+    model = tables.merge(base, sites, out)
+    for one in model.history:
+        now = model.now.get(one["task"])
         at = "" if now is None else f", now {percent(now.accuracy)} (estimated)"
         was = f": accuracy {percent(one['accuracy'])} when learned{at}" if one["held_out"] else ""
         voice.say(f"{one['task']}{was}")
-    voice.say(f"model: {out} ({size_of(out)}, {many(len(found.history), 'task')}, of {len(sites)} sites)")
+    voice.say(f"model: {out} ({size_of(out)}, {many(len(model.history), 'task')}, of {len(sites)} sites)")
     tasks = [
-        {**one, "now": found.now[one["task"]].accuracy if one["task"] in found.now else None} for one in found.history
+        {**one, "now": model.now[one["task"]].accuracy if one["task"] in model.now else None} for one in model.history
     ]
-    voice.end({"model": out, "base": base, "sites": sites, "classes": found.labels, "tasks": tasks})
+    voice.end({"model": out, "base": base, "sites": sites, "classes": model.labels, "tasks": tasks})
 
 
 def export(

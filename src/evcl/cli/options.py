@@ -177,15 +177,15 @@ def usage() -> Iterator[None]:
 
 
 def settings(pairs: list[str]) -> dict[str, str]:
-    found = {}
+    values = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name or not value:
             raise Usage(f"--set takes name=value, not {pair!r}")
-        if name in found:
+        if name in values:
             raise Usage(f"--set {name} is given twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def first_seeds(count: int) -> list[int]:
@@ -209,8 +209,8 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 # The exception typer raises for wrong usage: click's class or, depending on typer's version, its own copy of it.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 Click = Any  # the types of click, of which some versions of typer have a copy of their own
-GIVEN = "evcl.given"  # the key of a context's `meta` that holds the options as they were given
-KINDS = {"integer": "a whole number", "number": "a number", "float": "a number"}  # words of typer's messages
+GIVEN_KEY = "evcl.given"  # the key of a context's `meta` that holds the options as they were given
+TYPE_WORDS = {"integer": "a whole number", "number": "a number", "float": "a number"}  # words of typer's messages
 SECTIONS = {  # of evcl --help, in order: each command, and the file that it is in
     "Your own data": {
         "learn": "tables", "stream": "stream", "predict": "tables", "inspect": "models", "merge": "models",
@@ -245,9 +245,9 @@ class Once(TyperCommand):
             if name in given and not single[name].multiple:
                 raise UsageError(f"{name} is given twice, but takes one value", ctx)
             given[name] = value
-        ctx.meta[GIVEN] = given
-        found: list[str] = super().parse_args(ctx, args)
-        return found
+        ctx.meta[GIVEN_KEY] = given
+        remaining: list[str] = super().parse_args(ctx, args)
+        return remaining
 
 
 class ClosedPipe(Exception):
@@ -271,12 +271,12 @@ class Sections(TyperGroup):
 
     def get_command(self, ctx: Click, name: str) -> Click:
         if name in HOMES and name not in self.commands:
-            found = getattr(import_module(f"evcl.cli.{HOMES[name]}"), "list_" if name == "list" else name)
-            if not isinstance(found, typer.Typer):
+            command = getattr(import_module(f"evcl.cli.{HOMES[name]}"), "list_" if name == "list" else name)
+            if not isinstance(command, typer.Typer):
                 alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-                alone.command(name, cls=Once)(as_command(found))
-                found = alone
-            self.commands[name] = typer.main.get_command(found)
+                alone.command(name, cls=Once)(as_command(command))
+                command = alone
+            self.commands[name] = typer.main.get_command(command)
         return self.commands.get(name)
 
     def resolve_command(self, ctx: Click, args: list[str]) -> Click:
@@ -289,13 +289,13 @@ class Sections(TyperGroup):
 
     def invoke(self, ctx: Click) -> Click:
         try:
-            found = super().invoke(ctx)
+            result = super().invoke(ctx)
             sys.stdout.flush()  # a closed pipe shows here at the latest, not when Python ends
         except (BrokenPipeError, SystemExit) as error:  # rich and typer would exit with status 1
             if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
                 raise
             raise ClosedPipe from error
-        return found
+        return result
 
     def format_commands(self, ctx: Click, formatter: Click) -> None:
         width = max(map(len, HOMES))
@@ -310,8 +310,8 @@ def wrong(error: Exception) -> str:
     ctx, param, text = getattr(error, "ctx", None), getattr(error, "param", None), str(error).rstrip(".")
     if param is not None:
         name = param.opts[-1] if param.param_type_name == "option" else str(param.metavar or param.name).upper()
-        came = (ctx.meta.get(GIVEN, {}) if ctx else {}).get(name)
-        kind = next((kind for word, kind in KINDS.items() if word in text), None)
+        came = (ctx.meta.get(GIVEN_KEY, {}) if ctx else {}).get(name)
+        kind = next((kind for word, kind in TYPE_WORDS.items() if word in text), None)
         if type(error).__name__ == "MissingParameter":
             text = f"{name} is missing"
         elif came is not None and kind is not None:

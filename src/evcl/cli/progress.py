@@ -209,10 +209,10 @@ def print_tables(results: list[Result]) -> None:
             from evcl.report import streams
 
             stream = streams.short_table(group)
-            below, columns, lines = streams.caption(group), stream.columns, [cells for _, cells in stream.rows]
+            footer, columns, lines = streams.caption(group), stream.columns, [cells for _, cells in stream.rows]
         else:
-            below, columns, lines = caption(group), short_columns(group), rows(group)
-        table = Table(title=name, title_style="bold", title_justify="left", caption=below, caption_justify="left")
+            footer, columns, lines = caption(group), short_columns(group), rows(group)
+        table = Table(title=name, title_style="bold", title_justify="left", caption=footer, caption_justify="left")
         for place, column in enumerate(columns):
             first = place == 0
             table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from evcl.streams.files import Files
     from evcl.streams.table import Raised, TableStream
 
-NAMES = {"nll": "log-loss", "brier": "Brier", "ece": "ECE", "rmse": "RMSE"}
-LINES = 10  # this many lines of progress where there is no terminal
+MEASURE_NAMES = {"nll": "log-loss", "brier": "Brier", "ece": "ECE", "rmse": "RMSE"}
+PROGRESS_LINES = 10  # this many lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +65,18 @@ def stream(options: StreamOptions) -> None:
         if time == target:
             raise EvclError("--time and --target name the same column")
     one_thread()
-    asked, telling = Asked(target, kind, time, options.drop or [], dialect), _Telling(voice)
+    request, telling = Asked(target, kind, time, options.drop or [], dialect), _Telling(voice)
     steps = {"batch": options.batch, "delay": options.delay}
     try:
         with bars("rows", state="reading", transient=True, silent=voice.silent) as telling.show:
-            found, files = learn_files(
-                options.data, asked, out, **steps, settings=checked, on_start=telling.start, on_rows=telling.rows
+            table, files = learn_files(
+                options.data, request, out, **steps, settings=checked, on_start=telling.start, on_rows=telling.rows
             )
     except Interrupted:
         kept = out is not None and telling.model is not None and telling.model.stream.rows
         again = f"{telling.done:,} rows are learned and saved in {out}, and the same command goes on from there"
         raise Interrupted(again if kept else "nothing was written") from None
-    _report(found, files, out, telling, voice)
+    _report(table, files, out, telling, voice)
 
 
 class _Telling:
@@ -91,7 +91,7 @@ class _Telling:
     def start(self, model: TableStream, files: Files, skipped: int) -> None:
         self.model, self.total, self.done, self.skipped = model, files.rows, skipped, skipped
         self.unlabelled = model.unlabelled
-        self._said = LINES * skipped // files.rows
+        self._said = PROGRESS_LINES * skipped // files.rows
         for text in (*files.told, *(f"note: {note}" for note in files.notes)):
             self._voice.say(text)
         columns = [f"{name} ({kind})" if kind != "number" else name for name, kind in files.kinds().items()]
@@ -107,9 +107,9 @@ class _Telling:
         if not self.model.scores.rows:
             return
         first = self.model.scores.measures[0]
-        now = [f"{NAMES.get(n, n)} {_shown(n, self.model.scores.decayed[n])}" for n in (first, "nll")]
+        now = [f"{MEASURE_NAMES.get(n, n)} {_shown(n, self.model.scores.decayed[n])}" for n in (first, "nll")]
         self.show(self.done, f"{self.done:,} of {self.total:,}, {now[0]} lately", self.total)
-        if not console().is_terminal and count and (line := LINES * self.done // self.total) > self._said:
+        if not console().is_terminal and count and (line := PROGRESS_LINES * self.done // self.total) > self._said:
             self._said = line
             self._voice.say(f"{self.done:,} of {self.total:,} rows: {', '.join(now)} lately")
 
@@ -143,7 +143,7 @@ def measures_table(model: TableStream) -> Table:
     table = plain_table("measure", "all rows", "lately")
     overall, decayed = model.scores.overall, model.scores.decayed
     for name in model.scores.measures:
-        table.add_row(NAMES.get(name, name), _shown(name, overall[name]), _shown(name, decayed[name]))
+        table.add_row(MEASURE_NAMES.get(name, name), _shown(name, overall[name]), _shown(name, decayed[name]))
     return table
 
 
@@ -151,8 +151,8 @@ def _report(found: TableStream, files: Files, out: Path | None, telling: _Tellin
     unlabelled = found.unlabelled - telling.unlabelled
     new = telling.done - telling.skipped - unlabelled
     passed = f", {unlabelled:,} without a label passed over" if unlabelled else ""
-    told = f"{many(new, 'row')} predicted, then learned{passed}"
-    voice.say(told if new or unlabelled else "there are no new rows")
+    summary = f"{many(new, 'row')} predicted, then learned{passed}"
+    voice.say(summary if new or unlabelled else "there are no new rows")
     if not voice.silent:
         console().print(measures_table(found))
         console().print("lately: earlier rows weigh less; about the last 1,000 count.")
@@ -204,21 +204,21 @@ def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
         alarms = [alarm._asdict() for alarm in plain.alarms]
         voice.end({"model": path, "rows": plain.rows, "classes": plain.classes, "alarms": alarms})
         return
-    found = load(path)
-    voice.say(f"{path}: {size_of(path)}, a stream of {many(found.scores.rows, 'row')}")
-    voice.fact("columns", shortened(found.encoder.names))
-    voice.fact("target", found.target)
-    voice.fact(*(("classes", shortened(found.labels)) if found.kind == "class" else ("learns", f"a {found.kind}")))
-    if found.latest is not None:
-        voice.fact("up to", when_of(found, found.latest))
+    table = load(path)
+    voice.say(f"{path}: {size_of(path)}, a stream of {many(table.scores.rows, 'row')}")
+    voice.fact("columns", shortened(table.encoder.names))
+    voice.fact("target", table.target)
+    voice.fact(*(("classes", shortened(table.labels)) if table.kind == "class" else ("learns", f"a {table.kind}")))
+    if table.latest is not None:
+        voice.fact("up to", when_of(table, table.latest))
     remembers = ", ".join(
         f"{'everything' if rows == float('inf') else f'{rows:,.0f} rows'} {percent(share)}"
-        for rows, share in found.stream.shares.items()
+        for rows, share in table.stream.shares.items()
     )
     voice.fact("memory", remembers)
-    for one in found.raised[-12:]:
-        voice.say(alarm_line(found, one))
+    for one in table.raised[-12:]:
+        voice.say(alarm_line(table, one))
     if not as_json:
-        console().print(measures_table(found))
+        console().print(measures_table(table))
         console().print("Each row was predicted before it was learned; lately: earlier rows weigh less.")
-    voice.end({"model": path, **facts(found)})
+    voice.end({"model": path, **facts(table)})

@@ -15,7 +15,7 @@ from evcl._core.errors import EvclError, unknown
 from evcl.cli.options import Epochs, ManyRuns, Preset, Usage, first_seeds, one_thread, usage
 from evcl.cli.progress import cells_bar, console, forecast_bar, print_line, print_trials, trials_bar, write_report_of
 
-SHOWN = 20  # at most this many rows per table, and this many failures
+MAX_TABLE_ROWS = 20  # at most this many rows per table, and this many failures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +88,10 @@ def _print(cells: Sequence[experiments.Standing]) -> None:
         for owner, count in Counter(each.state.owner for each in cells if each.state.kind == kind).most_common():
             print_line(f"  {kind}: {count} by {owner}")
     failures = Counter((_name(each.cell), each.message) for each in cells if each.state.kind == "failed")
-    for (name, message), count in failures.most_common(SHOWN):
+    for (name, message), count in failures.most_common(MAX_TABLE_ROWS):
         print_line(f"  failed: {count} of {name}: {message}")
-    if len(failures) > SHOWN:
-        print_line(f"  and {len(failures) - SHOWN} other failures")
+    if len(failures) > MAX_TABLE_ROWS:
+        print_line(f"  and {len(failures) - MAX_TABLE_ROWS} other failures")
     groups: dict[str, list[experiments.Standing]] = {}
     for each in cells:
         groups.setdefault(f"{each.cell['benchmark']}, {each.cell['tasks']} tasks", []).append(each)
@@ -117,22 +117,22 @@ def _print_means(title: str, cells: Sequence[experiments.Standing]) -> None:
         chosen = [each.cell["method"], *(f"{name}={of[name]}" for name in names if name in of)]
         on = (each.cell["device"], each.cell["precision"])
         rows.setdefault((*chosen, *on), []).append(each)
-    found = []
+    means = []
     for row, members in rows.items():
         values = [each.score for each in members if each.score is not None]
         if values:
             spread = f" ± {score.scale * stdev(values):.2f}" if len(values) > 1 else ""
-            found.append((mean(values), spread, f"{len(values)}/{len(members)}", row))
-    if not found:
+            means.append((mean(values), spread, f"{len(values)}/{len(members)}", row))
+    if not means:
         return
     table = Table(title=title, title_style="bold", title_justify="left")
     for column in ("method", score.of_task, "seeds", "settings", "device"):
         table.add_column(column, overflow="fold")
-    for value, spread, seeds, row in sorted(found, key=lambda each: -each[0])[:SHOWN]:
+    for value, spread, seeds, row in sorted(means, key=lambda each: -each[0])[:MAX_TABLE_ROWS]:
         table.add_row(row[0], f"{score.scale * value:.2f}{spread}", seeds, " ".join(row[1:-2]), " ".join(row[-2:]))
     console().print(table)
-    if len(found) > SHOWN:
-        console().print(f"and {len(found) - SHOWN} more")
+    if len(means) > MAX_TABLE_ROWS:
+        console().print(f"and {len(means) - MAX_TABLE_ROWS} more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ def tune(options: TuneOptions) -> None:
     for name in names:
         path = folder / experiments.result_name(name)
         if path.exists() and not options.overwrite:
-            found = experiments.read_found(path, search)
+            result = experiments.read_found(path, search)
         else:
             experiments.check_writable(folder)
             seeds = "one seed" if len(search.seeds) == 1 else f"{len(search.seeds)} seeds"
@@ -228,8 +228,8 @@ def tune(options: TuneOptions) -> None:
             if options.overwrite:
                 store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
             with trials_bar() as on_event:
-                found = experiments.tune(search, name, device, precision, on_event, store, engine)
+                result = experiments.tune(search, name, device, precision, on_event, store, engine)
             if path.exists() and not options.overwrite:  # another process wrote it: raise if it is another search's
                 experiments.read_found(path, search)
-            experiments.write_found(path, found)
-        print_trials(found)
+            experiments.write_found(path, result)
+        print_trials(result)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 HELD_OUT = replace(VALIDATION, default=0.1, high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
-WIDTH = Setting(1, "units of a hidden layer", low=1, high=100_000)
+LAYER_UNITS = Setting(1, "units of a hidden layer", low=1, high=100_000)
 
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
 Data = Annotated[Path, "A file (CSV, Excel, Parquet, Arrow, NumPy, DuckDB), or a folder with one folder per class."]
@@ -71,18 +71,18 @@ def learn(options: LearnOptions) -> None:
 
     voice = Voice(options.as_json, options.quiet)
     with usage():
-        asked = _asked(options)
+        request = _asked(options)
     one_thread()
-    asked = replace(asked, dialect=options.dialect(), unknown=_known(options.unknown, "learn", "missing", "error"))
+    request = replace(request, dialect=options.dialect(), unknown=_known(options.unknown, "learn", "missing", "error"))
     try:
         with epochs_bar(options.task or options.data.stem, voice.silent) as callbacks:
-            asked = replace(asked, callbacks=callbacks, warn=lambda text: voice.say(f"warning: {text}"))
-            found = tables.learn_file(options.model, options.data, asked)
+            request = replace(request, callbacks=callbacks, warn=lambda text: voice.say(f"warning: {text}"))
+            learned = tables.learn_file(options.model, options.data, request)
     except Interrupted:
         folder = tables.checkpoint_folder(options.model)
         saved = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
         raise Interrupted(f"the model is unchanged{saved}") from None
-    _report(found, options.model, voice)
+    _report(learned, options.model, voice)
 
 
 def _asked(options: LearnOptions) -> tables.Learning:
@@ -125,19 +125,19 @@ def _report(learned: tables.Learned, path: Path, voice: Voice) -> None:
     """Say what a file taught the model."""
     from evcl.tables.earlier import unknown
 
-    found, line, tasks = learned.model, learned.line, len(learned.model.history)
-    new_labels = found.labels[line["known_before"] :] if tasks > 1 else []
-    for told in learned.read:
-        voice.say(told)
+    model, line, tasks = learned.model, learned.line, len(learned.model.history)
+    new_labels = model.labels[line["known_before"] :] if tasks > 1 else []
+    for text in learned.read:
+        voice.say(text)
     if tasks == 1:
-        voice.fact("columns", columns_of(found))
+        voice.fact("columns", columns_of(model))
     elif new_labels:
         voice.say(f"new classes: {shortened(new_labels)}")
     held = f"; {line['held_out']:,} held out" if line["held_out"] else ""
     what = many(line["examples"], "example")
-    what = what if found.numeric else f"{what} of {many(line['classes'], 'class', 'classes')}"
+    what = what if model.numeric else f"{what} of {many(line['classes'], 'class', 'classes')}"
     voice.say(f"{line['task']}: {what} learned in {line['seconds']} s{held}")
-    if line["held_out"] and found.numeric:
+    if line["held_out"] and model.numeric:
         before, inside = line["rmse_before"], percent(line["coverage"])
         was = "" if before is None else f" ({before:.4g} before)"
         spread = f"the target's deviation is {line['deviation']:.4g}"
@@ -149,15 +149,15 @@ def _report(learned: tables.Learned, path: Path, voice: Voice) -> None:
         voice.say(f"on the held-out rows: accuracy {percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
     for note in learned.notes:
         voice.say(f"note: {note}")
-    now = {name: one for name, one in found.now.items() if name != line["task"]}
+    now = {name: one for name, one in model.now.items() if name != line["task"]}
     for estimated, how in ((False, "on the rows kept of them"), (True, "estimated")):
-        if shown := [f"{name} {percent(one.accuracy)}" for name, one in now.items() if one.estimated == estimated]:
-            voice.say(f"earlier tasks now, {how}: {shortened(shown)}")
-    for why, names in unknown(found, found.now).items():
+        if scores := [f"{name} {percent(one.accuracy)}" for name, one in now.items() if one.estimated == estimated]:
+            voice.say(f"earlier tasks now, {how}: {shortened(scores)}")
+    for why, names in unknown(model, model.now).items():
         if earlier := [name for name in names if name != line["task"]]:
             voice.say(f"earlier tasks now, not known: {shortened(earlier)} ({why})")
     voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
-    facts = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
+    facts = {"model": path, "tasks": tasks, "columns": model.encoder.names, "new_classes": new_labels}
     more = {"read": learned.read, "notes": [*learned.doubts, *learned.notes]}
     voice.end({**facts, **line, **more, "now": {name: one._asdict() for name, one in now.items()}})
 
@@ -201,7 +201,7 @@ def predict(options: PredictOptions) -> None:
         device = checked_device(options.device)
     voice = Voice(options.as_json, options.quiet, to_stderr=standard)
     one_thread()
-    asked = tables.Predicting(
+    request = tables.Predicting(
         task=options.task,
         drop=options.drop or [],
         unknown=_known(options.unknown, "missing", "error"),
@@ -211,15 +211,15 @@ def predict(options: PredictOptions) -> None:
         keep_formulas=options.keep_formulas,
     )
     stream = model.is_file() and is_stream(model)
-    if stream and asked.task is not None:
+    if stream and request.task is not None:
         raise Usage(f"--task: {model} is a stream, which has no tasks")
     if stream:
         from evcl.streams import predicting
 
-        found = predicting.predict_file(model, data, out, asked)
+        predicted = predicting.predict_file(model, data, out, request)
     else:
-        found = tables.predict_file(model, data, out, asked)
-    _say_predicted(found, out, voice, stream)
+        predicted = tables.predict_file(model, data, out, request)
+    _say_predicted(predicted, out, voice, stream)
 
 
 def _say_predicted(found: tables.Predicted, out: Path, voice: Voice, stream: bool) -> None:
@@ -259,9 +259,9 @@ def _say_predicted(found: tables.Predicted, out: Path, voice: Voice, stream: boo
 
 def _widths(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(WIDTH.check("--hidden", part)) for part in text.split(","))
+        return tuple(int(LAYER_UNITS.check("--hidden", part)) for part in text.split(","))
     except EvclError:
-        wanted = f"widths from 1 to {int(WIDTH.high):,}, separated by commas, as in 100,100"
+        wanted = f"widths from 1 to {int(LAYER_UNITS.high):,}, separated by commas, as in 100,100"
         raise Usage(f"--hidden takes {wanted}, not {text!r}") from None
 
 

@@ -21,7 +21,7 @@ from evcl.rl.acting import films
 from evcl.training import Checkpoints
 from evcl.training.checkpoint import Writer
 
-SHOWN = 8  # pictures of an episode
+EPISODE_PICTURES = 8
 
 
 def execute(
@@ -50,15 +50,15 @@ def execute(
         writer = None if own is None else Writer(own, [identity(lead)], asdict(machine), note)
         stream, method = rl.stream(lead.benchmark, lead.tasks), rl.method(lead.method, lead.benchmark)
         try:
-            found = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, writer)
+            learned = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, writer)
         except Diverged:
             if not allow_divergence:
                 raise
             if len(cells) > 1:  # find out which of them diverge
                 return [execute([cell], on_event, True, None)[0] for cell in cells]
             return [_made(cells[0], np.full((lead.tasks, lead.tasks), np.nan, np.float32), 0.0, None, machine, None)]
-    seconds, size = found.seconds / len(cells), found.agent.memory_bytes()
-    each = zip(cells, found.returns.numpy(), _films(found.agent), strict=True)
+    seconds, size = learned.seconds / len(cells), learned.agent.memory_bytes()
+    each = zip(cells, learned.returns.numpy(), _films(learned.agent), strict=True)
     return [_made(cell, matrix, seconds, size, machine, film) for cell, matrix, film in each]
 
 
@@ -78,8 +78,8 @@ def _films(agent: rl.Agent) -> list[str]:
     """For each replica, an episode of every task that this agent has learned."""
     tasks, replicas = len(agent.stream), range(len(agent.seeds))
     learned = [tasks - 1] if agent.method.needs_task else range(tasks)
-    found = [films(agent, task, SHOWN, replicas) for task in learned]
-    return [film_strips([of_task[r] for of_task in found]) for r in replicas]
+    episodes = [films(agent, task, EPISODE_PICTURES, replicas) for task in learned]
+    return [film_strips([of_task[r] for of_task in episodes]) for r in replicas]
 
 
 def _made(

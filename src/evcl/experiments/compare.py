@@ -72,8 +72,8 @@ def chosen(
 ) -> Config:
     """The configuration that meets the test data: the best trial of the method's search."""
     source = plan.searched(benchmark)
-    found = read_found(search_file(folder, source, method), plan.search_of(source, [method]))
-    return plan.config_of(benchmark, method, best_trial(found, method)["settings"], device, precision)
+    result = read_found(search_file(folder, source, method), plan.search_of(source, [method]))
+    return plan.config_of(benchmark, method, best_trial(result, method)["settings"], device, precision)
 
 
 def search(plan: Plan, folder: Path, benchmark: str, wanted: Sequence[str], device: str, precision: str | None) -> None:
@@ -86,17 +86,17 @@ def search(plan: Plan, folder: Path, benchmark: str, wanted: Sequence[str], devi
             read_found(search_file(folder, benchmark, method), plan.search_of(benchmark, [method]))
     if not todo:
         return
-    asked = plan.search_of(benchmark, todo)
-    (stream,) = asked.benchmarks
-    found = tune(asked, stream, device, precision, store=Store(folder / "search" / HIDDEN))
+    spec = plan.search_of(benchmark, todo)
+    (stream,) = spec.benchmarks
+    result = tune(spec, stream, device, precision, store=Store(folder / "search" / HIDDEN))
     score = score_of(named_tasks(stream)[0])
     for method in todo:
-        own = {key: {method: found[key][method]} for key in ("methods", "tried")}
-        about = {key: value for key, value in found.items() if key != "seconds"}  # these are the seconds of all
+        own = {key: {method: result[key][method]} for key in ("methods", "tried")}
+        about = {key: value for key, value in result.items() if key != "seconds"}  # these are the seconds of all
         write_found(search_file(folder, benchmark, method), {**about, **own})
-        mean = best_trial(found, method)["mean"]
+        mean = best_trial(result, method)["mean"]
         say(f"{benchmark} {method}: {'every trial diverged' if mean is None else score.text(mean)}")
-    say(f"{benchmark}: searched {len(todo)} methods in {found['seconds']} s")
+    say(f"{benchmark}: searched {len(todo)} methods in {result['seconds']} s")
 
 
 def test(plan: Plan, folder: Path, benchmark: str, wanted: Sequence[str], device: str, precision: str | None) -> None:
@@ -112,8 +112,8 @@ def test(plan: Plan, folder: Path, benchmark: str, wanted: Sequence[str], device
             continue
         write_result(result_folder(folder, benchmark, todo[i].method), result)
         mean = result.measure(result.score).mean
-        found = "-" if mean is None else score_of(todo[i].benchmark).text(mean)
-        say(f"{benchmark} {todo[i].method}: {found} on test data")
+        text = "-" if mean is None else score_of(todo[i].benchmark).text(mean)
+        say(f"{benchmark} {todo[i].method}: {text} on test data")
     if todo:
         say(f"{benchmark}: tested {len(todo)} methods in {time.perf_counter() - start:.1f} s")
 

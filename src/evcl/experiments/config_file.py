@@ -23,7 +23,7 @@ TOKENS = re.compile(
     |"(?:[^"\\\n]|\\.)*+"|\'[^\'\n]*+\'|[^\s.=\[\]{},\#"\']++)|(?P<other>.)''',
     re.VERBOSE | re.DOTALL,
 )
-WORDS = {"int": "a whole number", "float": "a number", "str": "a string", "array": "a list", "object": "a table"}
+TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "a string", "array": "a list", "object": "a table"}
 Space = dict[str, Any]  # maps a setting to its value, or to the values that it may take
 Spaces = Annotated[Space, Meta(min_length=1, max_length=100)]  # maps the name of a table to a method's Space
 NameList = Annotated[tuple[str, ...], Meta(min_length=1, max_length=100)]
@@ -48,8 +48,8 @@ def read_config(path: Path, kind: type[S]) -> S:
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in values:
             raise EvclError(f"{path}: the key {field.name!r} is missing")
-    found: S = checked(values, kind, str(path))
-    return found
+    config: S = checked(values, kind, str(path))
+    return config
 
 
 def most_parts(text: str) -> int:
@@ -74,7 +74,7 @@ def checked(value: Any, kind: Any, where: str) -> Any:
     except msgspec.ValidationError as error:
         text, _, key = str(error).partition(" - at `$")
         wanted = text.partition(", got ")[0].removeprefix("Expected ")
-        wanted = re.sub("`([^`]*)`", lambda found: " or ".join(WORDS.get(k, k) for k in found[1].split(" | ")), wanted)
+        wanted = re.sub("`([^`]*)`", lambda m: " or ".join(TYPE_WORDS.get(k, k) for k in m[1].split(" | ")), wanted)
         if top := re.match(r"\.(\w+)", key):
             value, where = value[top[1]], f"{where}: {key[1:-1]}"
         raise EvclError(f"{where}: must be {wanted}, not {brief(value)}") from None
@@ -90,5 +90,5 @@ def at_key(path: Path, *tables: tuple[str, Collection[str]]) -> Iterator[None]:
     try:
         yield
     except EvclError as error:
-        found = [f"{table}.{error.setting}".lstrip(".") for table, keys in tables if error.setting in keys]
-        raise error.within(f"{path}: {(*found, tables[0][0])[0]}") from error
+        matches = [f"{table}.{error.setting}".lstrip(".") for table, keys in tables if error.setting in keys]
+        raise error.within(f"{path}: {(*matches, tables[0][0])[0]}") from error

@@ -40,8 +40,8 @@ from evcl.experiments.result import Result
 from evcl.experiments.run import REPLICAS, Event, OnEvents, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
-PROGRAMS = 6  # at a time on a GPU
-GRACE = 60.0  # seconds that processes have to save a checkpoint when they are stopped
+PROGRAMS_AT_A_TIME = 6  # on a GPU
+GRACE_SECONDS = 60.0  # that processes have to save a checkpoint when they are stopped
 RETRIES = 2  # of a program whose process died, perhaps for reasons outside the program
 Outcome = list[Result] | Exception  # of a program: one result per cell, or the error
 OnEvent = Callable[[int, Sequence[int], Event], None]  # program, which of its cells, their progress
@@ -237,8 +237,8 @@ class Processes:
             self._ended.append((worker.number, came))
             self.running.pop(worker.number)
             worker.number = None
-        found, self._ended = self._ended, []
-        return found
+        outcomes, self._ended = self._ended, []
+        return outcomes
 
     def _bury(self, worker: _Worker) -> None:
         """Handle a dead worker: run its program again, or give it up after too many deaths."""
@@ -257,9 +257,9 @@ class Processes:
         self._ended.append((number, Died(f"its process ended {how}, {RETRIES + 1} times; too little memory?")))
 
     def close(self) -> None:
-        """Stop the workers. They have `GRACE` seconds to save checkpoints, unless Ctrl-C is pressed again."""
+        """Stop the workers. They have `GRACE_SECONDS` to save checkpoints, unless Ctrl-C is pressed again."""
         workers, self.workers = self.workers, []
-        end = time.monotonic() + GRACE
+        end = time.monotonic() + GRACE_SECONDS
         try:
             with deferred(again=True):
                 for worker in workers:
@@ -299,12 +299,12 @@ class Threads:
         self.pending: dict[Future[list[Result]], int] = {}
         self.stack = ExitStack()
         self.stack.enter_context(matmul_precision(precision))  # a setting of the whole process in torch
-        self.pool = self.stack.enter_context(ThreadPoolExecutor(PROGRAMS))
+        self.pool = self.stack.enter_context(ThreadPoolExecutor(PROGRAMS_AT_A_TIME))
         self.stack.callback(lambda: self.pool.shutdown(wait=False, cancel_futures=True))
         self.stack.callback(self.stopped.set)
 
     def free(self) -> int:
-        return PROGRAMS - len(self.pending)
+        return PROGRAMS_AT_A_TIME - len(self.pending)
 
     def start(self, number: int, cells: Sequence[Config], checkpoints: Checkpoints | None = None) -> None:
         own = checkpoints and replace(checkpoints, stop=self.stopped.is_set)
@@ -329,15 +329,15 @@ class Threads:
                 self.on_event(*self.events.get_nowait())
         except queue.Empty:
             pass
-        found: list[tuple[int, Outcome]] = []
+        outcomes: list[tuple[int, Outcome]] = []
         for future in done:
             error = future.exception()
             if isinstance(error, torch.AcceleratorError):  # the GPU is unusable in this process from now on
                 raise EvclError(f"the GPU can no longer be used: {error}") from error
             if error is not None and not isinstance(error, Exception):
                 raise error
-            found.append((self.pending.pop(future), error or future.result()))
-        return found
+            outcomes.append((self.pending.pop(future), error or future.result()))
+        return outcomes
 
     def close(self) -> None:
         self.stack.close()

@@ -45,22 +45,22 @@ def is_of(result: Result, config: Config) -> bool:
 
 def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str = RESULT) -> Result | None:
     """Check that this run's result can be written to the folder. Returns the result if it is already there."""
-    found = None
+    result = None
     try:
         if (folder / name).exists():
             from evcl.experiments.reading import read_result
 
             check_regular(folder / name)
-            found = read_result(folder / name)
+            result = read_result(folder / name)
     except EvclError as error:
         if not overwrite:
             raise EvclError(f"{error}: pass --overwrite or another --out") from None
     except OSError as error:
         raise EvclError(f"cannot write {folder / name}: {error.strerror or error}") from error
-    if found is not None and not overwrite:
-        if is_of(found, config) and found.preset == config.preset:
-            return found
-        raise EvclError(f"{folder} holds another run ({found.benchmark} {found.method}): pass --overwrite or --out")
+    if result is not None and not overwrite:
+        if is_of(result, config) and result.preset == config.preset:
+            return result
+        raise EvclError(f"{folder} holds another run ({result.benchmark} {result.method}): pass --overwrite or --out")
     check_writable(folder)
     return None
 
@@ -119,9 +119,9 @@ def write_result(folder: Path, result: Result, overwrite: bool = False) -> Path:
     if not overwrite and path.exists():
         from evcl.experiments.reading import read_result
 
-        found = read_result(path)
-        if any(getattr(found, key) != getattr(result, key) for key in ("benchmark", "method", "config", "seeds")):
-            other = f"{found.benchmark} {found.method}"
+        written = read_result(path)
+        if any(getattr(written, key) != getattr(result, key) for key in ("benchmark", "method", "config", "seeds")):
+            other = f"{written.benchmark} {written.method}"
             raise EvclError(f"{path} is the result of another run ({other}) that ended meanwhile: move it away")
         return path
     write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
@@ -177,8 +177,8 @@ def interruptible(checkpoints: Checkpoints | None, configs: Sequence[Config]) ->
     if checkpoints is None:
         yield None
         return
-    with deferred() as asked:
-        yield replace(checkpoints.of(program_name(configs)), stop=checkpoints.stop or asked)
+    with deferred() as stop:
+        yield replace(checkpoints.of(program_name(configs)), stop=checkpoints.stop or stop)
 
 
 def open_checkpoints(
@@ -193,13 +193,13 @@ def open_checkpoints(
     checkpoints = Checkpoints(folder / FOLDER, float(SECONDS.check("checkpoint-seconds", seconds)), resume)
     if overwrite:
         checkpoints.remove()
-    found = checkpoints.programs()
-    if found and not resume:
+    programs = checkpoints.programs()
+    if programs and not resume:
         raise EvclError(unfinished(folder))
     parts = [config] if config.device == "cuda" else config.cells
     own = {program_name([part]): identity(part) for part in parts}
-    for path in found:
+    for path in programs:
         saved = newest(path)
         if saved is not None:
             check_identity(saved, [own.get(path.name, identity(config))])
-    return replace(checkpoints, resume=bool(found))
+    return replace(checkpoints, resume=bool(programs))

@@ -49,8 +49,8 @@ class KnownMethod(NamedTuple):
 def _table(name: str) -> dict[str, Any]:
     """The contents of a file beside this one."""
     text = files("evcl.experiments").joinpath(name).read_text("utf-8")
-    found: dict[str, Any] = (json if name.endswith("json") else tomllib).loads(text)
-    return found
+    table: dict[str, Any] = (json if name.endswith("json") else tomllib).loads(text)
+    return table
 
 
 def known_benchmark(name: str) -> KnownBenchmark | None:
@@ -68,12 +68,12 @@ def known_benchmark(name: str) -> KnownBenchmark | None:
 
 @cache
 def _stored(kind: str, name: str) -> KnownMethod:
-    found = _table("known.json")["methods"][kind][name]
+    entry = _table("known.json")["methods"][kind][name]
     settings = {
         key: Setting(value[0], "", choices=tuple(value[1])) if isinstance(value, list) else Setting(value, "")
-        for key, value in found["settings"].items()
+        for key, value in entry["settings"].items()
     }
-    return KnownMethod(name, found["bayesian"], found["jointly"], settings)
+    return KnownMethod(name, entry["bayesian"], entry["jointly"], settings)
 
 
 def known_method(benchmark: str, name: str) -> KnownMethod | None:
@@ -122,7 +122,7 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     own = method.known_settings
     parts = {"elastic": ELASTIC.keys(), "distillation": {"distill", "distill_temperature"}, "coreset": CORESET.keys()}
     groups += [part for part, names in parts.items() if names <= own.keys()]
-    found: Space = {}
+    space: Space = {}
     known = _table("presets.toml").get(name, {})
     if name == "authors" and method.name not in known.get(benchmark, {}):
         published = [one for one, tables in known.items() if method.name in tables]
@@ -135,7 +135,7 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})
         for group in groups:
-            found |= {key: value for key, value in tables.get(group, {}).items() if key in own}
-        found |= tables.get(method.name, {})
+            space |= {key: value for key, value in tables.get(group, {}).items() if key in own}
+        space |= tables.get(method.name, {})
     offered = {key: setting.choices for key, setting in own.items() if setting.choices}
-    return {key: value for key, value in found.items() if key not in offered or value in offered[key]}
+    return {key: value for key, value in space.items() if key not in offered or value in offered[key]}

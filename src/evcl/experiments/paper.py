@@ -50,11 +50,11 @@ class Forecast:
 def cost(config: Config) -> float:
     """A rough measure of a run's cost: examples processed, times weights, times products per weight."""
     method = methods.get(config.method)
-    weights, shown = _sizes(config.benchmark, config.tasks)
+    weights, examples = _sizes(config.benchmark, config.tasks)
     kept = config.settings.get("coreset_size", 0) if config.settings.get("coreset", "none") != "none" else 0
     tuned = sum(kept * (k + 1) for k in range(config.tasks))  # after each task, the coresets of all tasks so far
-    shown = tuned if config.method in ("random-coreset", "kcenter-coreset") else shown + tuned
-    return float(shown * weights * (2.2 if method.bayesian else 1) * config.settings.epochs * len(config.seeds))
+    examples = tuned if config.method in ("random-coreset", "kcenter-coreset") else examples + tuned
+    return float(examples * weights * (2.2 if method.bayesian else 1) * config.settings.epochs * len(config.seeds))
 
 
 @cache
@@ -86,11 +86,11 @@ def reproduce(
         store.forget(key(cell) for config in configs for cell in config.cells)
     todo = []
     for i, config in enumerate(configs):
-        found = open_folder(places[i], config)
-        if found is None:
+        stored = open_folder(places[i], config)
+        if stored is None:
             todo.append(i)
         else:
-            yield i, found
+            yield i, stored
     if not todo:
         return
     store.declare(cell for config in configs for cell in config.cells)

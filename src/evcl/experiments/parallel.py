@@ -205,19 +205,19 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     """Groups of configurations that can share a program of at most `replicas` replicas: those that differ only in
     real-valued settings.
     """
-    found: list[tuple[object, list[int]]] = []
+    groups: list[tuple[object, list[int]]] = []
     for i, config in enumerate(configs):
         free = {name for name, value in config.settings.items() if isinstance(value, float) and name != "validation"}
         fixed = {name: None if name in free else value for name, value in config.settings.items()}
         key = (replace(config, settings=Settings({}), preset=""), fixed)
         alone = BENCHMARKS[config.benchmark].kind is not None  # it runs one configuration at a time
-        for other, members in found:
+        for other, members in groups:
             if other == key and not alone and (len(members) + 1) * len(config.seeds) <= replicas:
                 members.append(i)
                 break
         else:
-            found.append((key, [i]))
-    return [members for _, members in found]
+            groups.append((key, [i]))
+    return [members for _, members in groups]
 
 
 def execute_all(

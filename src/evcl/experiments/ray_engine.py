@@ -60,8 +60,8 @@ def device_of_cluster() -> str:
 def _resources(kind: str) -> int:
     import ray
 
-    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return int(found.get(kind, 0))
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return int(resources.get(kind, 0))
 
 
 def _run(cells: Sequence[Config], checkpoints: Checkpoints | None, variables: Mapping[str, str]) -> Outcome:

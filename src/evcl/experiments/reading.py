@@ -17,7 +17,7 @@ from evcl._core.shown import plain, shown
 from evcl.experiments.result import RANGES, SCHEMA, SCORES, Result, StreamMeasures, Summary
 from evcl.experiments.samples import decoded
 
-BINS = 15  # of a reliability diagram
+RELIABILITY_BINS = 15
 PREQUENTIAL: dict[str, tuple[float, float]] = {  # measures of a stream; the first three are also those of numbers
     "rmse": (0, math.inf),
     "nll": (-1e6, 1e6),
@@ -54,11 +54,11 @@ def read_result(path: Path) -> Result:
 
 def _check_names(result: Result) -> None:
     """Names are printed and drawn: they have no control characters, and no halves of letters."""
-    told = {name: getattr(result, name) for name in ("benchmark", "method", "preset")}
-    told |= {f"task {i + 1}": name for i, name in enumerate(result.task_names)}
-    told |= {f"config {name}": name for name in (*result.config, *result.inferred_accuracy)}
-    told |= {name: text for name, text in asdict(result.environment).items() if isinstance(text, str)}
-    for name, text in told.items():
+    names = {name: getattr(result, name) for name in ("benchmark", "method", "preset")}
+    names |= {f"task {i + 1}": name for i, name in enumerate(result.task_names)}
+    names |= {f"config {name}": name for name in (*result.config, *result.inferred_accuracy)}
+    names |= {name: text for name, text in asdict(result.environment).items() if isinstance(text, str)}
+    for name, text in names.items():
         if not plain(text):
             raise ValueError(f"{shown(name, True)} should have no control characters")
 
@@ -119,8 +119,8 @@ def _check_parts(result: Result, seeds: int) -> None:
     if result.samples is not None:
         decoded(result.samples)
     if result.reliability is not None:
-        if [len(bins) for bins in result.reliability] != [BINS] * seeds:
-            raise ValueError(f"reliability should have {BINS} bins for each of {seeds} seeds")
+        if [len(bins) for bins in result.reliability] != [RELIABILITY_BINS] * seeds:
+            raise ValueError(f"reliability should have {RELIABILITY_BINS} bins for each of {seeds} seeds")
         if not all(0 <= value <= 1 for bins in result.reliability for one in bins for value in one):
             raise ValueError("reliability should lie between 0 and 1")
     if result.prequential is not None:

@@ -249,8 +249,8 @@ class Result(Struct, frozen=True, kw_only=True):
     @property
     def matrices(self) -> Matrices | None:
         """The matrices of the score."""
-        found: Matrices | None = getattr(self, SCORES[self.score].matrices)
-        return found
+        matrices: Matrices | None = getattr(self, SCORES[self.score].matrices)
+        return matrices
 
     def measure(self, name: str) -> Summary:
         """One of MEASURES or SCORES; it has no values if it was not measured."""
@@ -261,10 +261,10 @@ class Result(Struct, frozen=True, kw_only=True):
 def summarise(values: Sequence[float | None]) -> Summary:
     """Summarise a measure's values over the seeds. There is no mean if a value is missing or not finite."""
     finite = [value if value is not None and math.isfinite(value) else None for value in values]
-    found = [value for value in finite if value is not None]
-    if len(found) < len(finite):
+    present = [value for value in finite if value is not None]
+    if len(present) < len(finite):
         return Summary(None, None, finite)
-    return Summary(float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else None, finite)
+    return Summary(float(np.mean(present)), float(np.std(present, ddof=1)) if len(present) > 1 else None, finite)
 
 
 def binned(sums: Any) -> Bins:

@@ -116,11 +116,11 @@ def execute_together(
     try:
         return _side_by_side(cells, on_event, allow_divergence, ranks, checkpoints)
     except Undecided:
-        found = []
+        results = []
         for i, cell in enumerate(cells):
             tell = partial(lambda i, some, event: on_event([i], event), i)
-            found += _side_by_side([cell], tell, allow_divergence, ranks, checkpoints)
-        return found
+            results += _side_by_side([cell], tell, allow_divergence, ranks, checkpoints)
+        return results
 
 
 class Seeds:
@@ -150,11 +150,11 @@ def execute_seeds(
         return execute(config, on_event, allow_divergence, ranks, checkpoints)
     if config.device == "cpu":
         return _in_processes(config, Seeds(config, on_event), allow_divergence, workers, checkpoints)
-    heard, size, found = Seeds(config, on_event), REPLICAS if config.device == "cuda" else 1, list[Result]()
+    heard, size, results = Seeds(config, on_event), REPLICAS if config.device == "cuda" else 1, list[Result]()
     for first in range(0, len(config.seeds), size):
         cells = config.cells[first : first + size]
-        found += execute_together(cells, lambda _, event: heard(event), allow_divergence, checkpoints=checkpoints)
-    return merge(found)
+        results += execute_together(cells, lambda _, event: heard(event), allow_divergence, checkpoints=checkpoints)
+    return merge(results)
 
 
 def _in_processes(
@@ -162,20 +162,20 @@ def _in_processes(
 ) -> Result:
     from evcl.experiments.engines import Processes, cores
 
-    todo, found = deque(enumerate(config.cells)), dict[int, Result]()
+    todo, results = deque(enumerate(config.cells)), dict[int, Result]()
     engine = Processes(workers or cores(), lambda i, some, event: heard(event), allow_divergence)
     try:
-        while len(found) < len(config.seeds):
+        while len(results) < len(config.seeds):
             while todo and engine.free():
                 i, cell = todo.popleft()
                 engine.start(i, [cell], checkpoints)
             for i, outcome in engine.ended(30.0):
                 if isinstance(outcome, Exception):
                     raise outcome
-                (found[i],) = outcome
+                (results[i],) = outcome
     finally:
         engine.close()
-    return merge([found[i] for i in range(len(found))])
+    return merge([results[i] for i in range(len(results))])
 
 
 class Reports(Observer):
@@ -253,14 +253,14 @@ def _side_by_side(
     with contextlib.closing(reports), interruptible(checkpoints, configs) as own:
         saver = None if own is None else Checkpointer(own, identities, asdict(machine), reports.note, ranks)
         start = time.perf_counter()
-        found = learn_stream(run, streams, reports.begin_round, reports.learned, saver, infer)
+        learned = learn_stream(run, streams, reports.begin_round, reports.learned, saver, infer)
         seconds = time.perf_counter() - start if saver is None else saver.seconds
     unsure: list[float] = []
     if streams[0].energy is not None:
         unsure = uncertainty(run, streams[0])
     seconds, size, names = round(seconds / len(cells), 3), run.memory_bytes(), [task.name for task in streams[0]]
     about = _trunk(streams[0], lead.network)
-    results = [result_of(cell, r, found, about, seconds, size, machine, names) for r, cell in enumerate(cells)]
+    results = [result_of(cell, r, learned, about, seconds, size, machine, names) for r, cell in enumerate(cells)]
     if not unsure:
         return results
     return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]
@@ -415,7 +415,7 @@ def result_of(
 
 
 WIDTH, EPOCHS, STEPS, BATCH, LR = 256, 30, 1000, 128, 1e-3  # of the classifier; it takes at most this many steps
-ASKED = 100  # samples of each task
+SAMPLES_PER_TASK = 100
 
 
 def uncertainty(run: Run, stream: Benchmark) -> list[float]:
@@ -426,9 +426,9 @@ def uncertainty(run: Run, stream: Benchmark) -> list[float]:
         return []
     classify = _classifier(stream, run.network.posterior.mean.device)
     with torch.no_grad():
-        each = [-classify(run.sample(k, ASKED))[:, :, k].mean(1) for k in range(len(stream))]
-    found: list[float] = torch.stack(each).mean(0).tolist()
-    return found
+        each = [-classify(run.sample(k, SAMPLES_PER_TASK))[:, :, k].mean(1) for k in range(len(stream))]
+    kl: list[float] = torch.stack(each).mean(0).tolist()
+    return kl
 
 
 def _classifier(stream: Benchmark, device: torch.device) -> Callable[[Tensor], Tensor]:

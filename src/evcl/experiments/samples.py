@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MOST_CHARACTERS = 2**23  # of a picture in a result
-EDGE = 2  # pixels between tasks, and between pictures of a film
-HEIGHT = 96  # pixels of a picture of a film, at most
+GAP_PIXELS = 2  # between tasks, and between pictures of a film
+MAX_HEIGHT = 96  # pixels of a picture of a film, at most
 Bytes = NDArray[np.uint8]
 
 
@@ -25,7 +25,7 @@ def picture(samples: Bytes) -> str:
     """
     channels, height, width = samples.shape[3:]
     tasks, n = samples.shape[1], samples.shape[2]
-    down, across = height + EDGE, n * width + EDGE
+    down, across = height + GAP_PIXELS, n * width + GAP_PIXELS
     whole = np.full((channels, len(samples) * down, tasks * across), 128, np.uint8)
     for t, row in enumerate(samples):
         if not row.any():
@@ -40,10 +40,10 @@ def film_strips(films: Sequence[Sequence[Bytes]]) -> str:
     """Pictures [height, width, 3] of some episodes as a PNG in base64: a row for each episode. Large pictures are
     thinned out.
     """
-    step = -(-max(picture.shape[0] for film in films for picture in film) // HEIGHT)
+    step = -(-max(picture.shape[0] for film in films for picture in film) // MAX_HEIGHT)
     small = [[picture[::step, ::step] for picture in film] for film in films]
     height, width = small[0][0].shape[:2]
-    down, across = height + EDGE, width + EDGE
+    down, across = height + GAP_PIXELS, width + GAP_PIXELS
     whole = np.full((len(small) * down, max(map(len, small)) * across, 3), 255, np.uint8)
     for i, film in enumerate(small):
         for j, picture in enumerate(film):
@@ -64,7 +64,7 @@ def png(image: Bytes) -> bytes:
 def decoded(text: str) -> bytes:
     """The bytes of a picture. Raises ValueError if it is no PNG."""
     with contextlib.suppress(binascii.Error):
-        found = base64.b64decode(text, validate=True)
-        if found.startswith(SIGNATURE):
-            return found
+        png = base64.b64decode(text, validate=True)
+        if png.startswith(SIGNATURE):
+            return png
     raise ValueError("samples should be a PNG in base64")

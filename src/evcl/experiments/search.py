@@ -76,7 +76,7 @@ from evcl.experiments.store import Store
 Trial = Mapping[str, Any]  # the keys settings, mean, std and per_seed; the last three describe the score
 Found = Mapping[str, Any]  # the contents of the result file of a search
 
-LARGEST = 1e300  # of a range that is drawn from
+MAX_RANGE = 1e300  # of a range that is drawn from
 
 
 class Search(Struct, frozen=True, kw_only=True):
@@ -147,11 +147,11 @@ def points(space: Space, count: int, seed: int) -> list[Space]:
     searched = _searched(space)
     if not searched:
         return [dict(space)]
-    found = []
+    sampled = []
     for point in torch.quasirandom.SobolEngine(len(searched), scramble=True, seed=seed).draw(count).tolist():
         chosen = {name: _value(name, space[name], at) for name, at in zip(searched, point, strict=True)}
-        found.append({name: chosen.get(name, value) for name, value in space.items()})
-    return found
+        sampled.append({name: chosen.get(name, value) for name, value in space.items()})
+    return sampled
 
 
 def _searched(space: Space) -> list[str]:
@@ -195,8 +195,8 @@ def _value(name: str, spec: Space, at: float) -> object:
     if isinstance(spec.get("choices"), list) and spec["choices"]:
         return spec["choices"][min(int(at * len(spec["choices"])), len(spec["choices"]) - 1)]
     low, high = _number(spec.get("low")), _number(spec.get("high"))
-    if not 0 < low < high <= LARGEST:
-        wanted = f"a value, {{choices = [...]}} or {{low = ..., high = ...}} with 0 < low < high <= {LARGEST:g}"
+    if not 0 < low < high <= MAX_RANGE:
+        wanted = f"a value, {{choices = [...]}} or {{low = ..., high = ...}} with 0 < low < high <= {MAX_RANGE:g}"
         raise EvclError(f"{name} must be {wanted}, not {brief(dict(spec))}", setting=name)
     value = math.exp(math.log(low) + at * math.log(high / low))
     return min(max(float(f"{value:.3g}"), low), high)
@@ -245,15 +245,15 @@ def tune(
         before, begun = begun, begun + len(each)
         if store is not None:
             store.declare(cell for config in configs for cell in config.cells)
-        found = dict(
+        results = dict(
             execute_all(
                 configs, lambda i, event: on_event(before + i, event), allow_divergence=True, store=store, engine=engine
             )
         )
-        machine = asdict(found[0].environment)
+        machine = asdict(results[0].environment)
         made: dict[str, list[Trial]] = {method: [] for method in wanted}
         for i, (method, settings) in enumerate(each):
-            made[method].append({"settings": settings, **asdict(found[i].measure(found[i].score))})
+            made[method].append({"settings": settings, **asdict(results[i].measure(results[i].score))})
         return {method: _ranked(some) for method, some in made.items()}
 
     earlier = _earlier(search, benchmark)
@@ -286,12 +286,12 @@ def _ranked(some: Sequence[Trial]) -> list[Trial]:
 
 def _earlier(search: Search, benchmark: str) -> dict[str, list[Trial]]:
     """The trials of the searches listed in `after`."""
-    found: dict[str, list[Trial]] = {method: [] for method in search.spaces}
+    tried: dict[str, list[Trial]] = {method: [] for method in search.spaces}
     for name in search.after:
         before = read_found(Path(name, result_name(benchmark)), read_search(Path(f"{name}.toml")))
-        for method in found:
-            found[method] += before["tried"].get(method, [])
-    return found
+        for method in tried:
+            tried[method] += before["tried"].get(method, [])
+    return tried
 
 
 def result_name(benchmark: str) -> str:
@@ -308,10 +308,10 @@ def best_trial(found: Found, method: str) -> Trial:
 def _asked(search: Search) -> dict[str, object]:
     """The description of a search in its result file."""
     spaces = {method: each[0] if len(each) == 1 else list(each) for method, each in search.spaces.items()}
-    asked = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
+    spec = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
     more = {"refine": search.refine, "after": [Path(name).name for name in search.after], "confirm": search.confirm}
     more |= {"confirm_seeds": list(search.confirm_seeds)}
-    return {**asked, **{key: value for key, value in more.items() if value}, "preset": search.preset, "methods": spaces}
+    return {**spec, **{key: value for key, value in more.items() if value}, "preset": search.preset, "methods": spaces}
 
 
 def write_found(path: Path, found: Found) -> None:
@@ -329,14 +329,14 @@ def write_found(path: Path, found: Found) -> None:
 def read_found(path: Path, search: Search) -> Found:
     """Read a result that `tune` wrote; raises if it is not a result of this search."""
     try:
-        found = dict(parsed(read_text(path, MOST_RESULT_BYTES)))
-        same = {key: found[key] for key in _asked(search)} == _asked(search)
-        found["tried"], found["benchmark"]
+        result = dict(parsed(read_text(path, MOST_RESULT_BYTES)))
+        same = {key: result[key] for key in _asked(search)} == _asked(search)
+        result["tried"], result["benchmark"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EvclError(f"{path} is not the result of a search: pass --overwrite or another --out") from error
     if not same:
         raise EvclError(f"{path} holds the result of another search: pass --overwrite or another --out")
-    return found
+    return result
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------------

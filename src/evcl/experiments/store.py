@@ -4,7 +4,7 @@ A cell is a configuration of one seed. Its folder is named by its key. What happ
 are created once and never changed or removed, so two processes can never both believe that they own it:
 
     DIR/sweeps/HASH.json            the list of cells to run
-    DIR/owners/HOST-PID-RANDOM.json a process that runs cells; touched every BEAT seconds, removed when it ends
+    DIR/owners/HOST-PID-RANDOM.json a process that runs cells; touched every HEARTBEAT_SECONDS, removed when it ends
     DIR/cells/KEY/claim-1.json      the owner that runs the cell
     DIR/cells/KEY/failed-1.json     why that attempt failed, if it did
     DIR/cells/KEY/claim-2.json      the owner that took over from a dead owner, or that retries after a failure
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from evcl.training import Checkpoints
 
 NUMBERS = 11  # the numerical version: increased whenever the same settings give different numbers
-AGENTS = 2  # that of agents on streams of environments, whose numbers change apart from the others
-BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
+AGENTS_VERSION = 2  # that of agents on streams of environments, whose numbers change apart from the others
+HEARTBEAT_SECONDS, MISSED_HEARTBEATS = 15.0, 8  # between an owner's heartbeats, and how many may be missed
 LONGEST_BEAT = 3600.0  # seconds
 
 About = Mapping[str, Any]  # what a list of cells says of a cell: see `describe`
@@ -86,7 +86,7 @@ class Claim:
 
 def key(config: Config) -> str:
     """The name of a run: identical exactly if the settings and the numerical version are identical."""
-    agents = {"agents": AGENTS} if "algorithm" in config.settings else {}
+    agents = {"agents": AGENTS_VERSION} if "algorithm" in config.settings else {}
     return _hash({"numbers": NUMBERS, **agents, **describe(config)})
 
 
@@ -173,7 +173,7 @@ class CellState:
 class Store:
     """A folder of results shared by several processes. Run cells inside `with Store(folder) as store`."""
 
-    def __init__(self, folder: Path, beat: float = BEAT) -> None:
+    def __init__(self, folder: Path, beat: float = HEARTBEAT_SECONDS) -> None:
         self.folder, self.beat = folder, beat
         self.me = ""  # the name of this process as an owner, from its first claim on
         self._silence = Heartbeats()
@@ -207,14 +207,14 @@ class Store:
 
     def declared(self) -> dict[str, About]:
         """All declared cells, by key."""
-        found: dict[str, About] = {}
+        cells: dict[str, About] = {}
         for path in sorted((self.folder / "sweeps").glob("*.json")):
             wrong = "is not a list of cells: remove it"
             for each in _read(path, _Declared, wrong).cells:
                 if "key" not in each:
                     raise EvclError(f"{path} {wrong}")
-                found[each["key"]] = each
-        return found
+                cells[each["key"]] = each
+        return cells
 
     # --- one cell
 
@@ -230,7 +230,7 @@ class Store:
         if f"failed-{last}.json" in names:
             return CellState("failed", last, name)
         owner, stamp = self._owner(name)
-        silent = owner is None or time.time() - stamp / 1e9 > MISSED * owner.beat
+        silent = owner is None or time.time() - stamp / 1e9 > MISSED_HEARTBEATS * owner.beat
         return CellState("stale" if owner is None or silent or owner.dead() else "running", last, name)
 
     def take(self, config: Config, retry: bool = False) -> Claim | Result | Failure | None:
@@ -281,10 +281,10 @@ class Store:
     def result(self, config: Config) -> Result:
         """Read a stored result, and check that it belongs to this configuration."""
         path = self.cell(key(config)) / RESULT
-        found = read_result(path)
-        if not is_of(found, config):
+        result = read_result(path)
+        if not is_of(result, config):
             raise EvclError(f"{path} is not the result of {config.name}: remove its folder to run it again")
-        return replace(found, preset=config.preset)
+        return replace(result, preset=config.preset)
 
     def score(self, key: str) -> tuple[str, float | None]:
         """What a finished cell is judged by, such as its average accuracy, and its value."""
@@ -328,11 +328,11 @@ class Store:
             raise EvclError(f"{path} cannot be read: {error}") from error
 
     def _gone(self, name: str) -> bool:
-        """Whether an owner has ended, or has missed MISSED heartbeats while we watched."""
+        """Whether an owner has ended, or has missed MISSED_HEARTBEATS while we watched."""
         owner, stamp = self._owner(name)
         if owner is None or owner.dead():
             return True
-        return self._silence.of(name, stamp, owner.beat) > MISSED * owner.beat
+        return self._silence.of(name, stamp, owner.beat) > MISSED_HEARTBEATS * owner.beat
 
     def _register(self) -> None:
         """Register this process as an owner, and start its heartbeat."""
@@ -397,7 +397,7 @@ class Standing:
 def standing(folder: Path) -> list[Standing]:
     """The state of every cell of a folder."""
     store = store_in(folder)
-    found = []
+    standings = []
     for key, cell in store.declared().items():
         state = store.look(key)
         score, message, judged_by = None, "", "average_accuracy"
@@ -405,8 +405,8 @@ def standing(folder: Path) -> list[Standing]:
             judged_by, score = store.score(key)
         elif state.kind == "failed":
             message = store.failure(key, state.claims).message
-        found.append(Standing(cell, state, score, message, judged_by))
-    return found
+        standings.append(Standing(cell, state, score, message, judged_by))
+    return standings
 
 
 def store_in(folder: Path) -> Store:

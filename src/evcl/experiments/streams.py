@@ -139,15 +139,15 @@ class _Work:
 def _result(
     cell: Config, source: Source, learner: Learner, scores: Prequential, seconds: float, machine: Environment
 ) -> Result:
-    found = scores.overall
-    if not math.isfinite(found["nll"]):
-        found = dict.fromkeys(found, math.nan)
+    overall = scores.overall
+    if not math.isfinite(overall["nll"]):
+        overall = dict.fromkeys(overall, math.nan)
     alarms = [AlarmRow(one.row, one.surprise, [source.names[place] for place in one.columns]) for one in learner.alarms]
     if isinstance(learner, Online):  # what rows change
         size = sum(tensor.numel() * tensor.element_size() for tensor in learner.tensors().values())
     else:
         size = sum(array.nbytes for array in learner.state.arrays().values()) if learner.state else 0
-    measures = {"average_accuracy": found["accuracy"], "nll": found["nll"], "ece": found["ece"]}
+    measures = {"average_accuracy": overall["accuracy"], "nll": overall["nll"], "ece": overall["ece"]}
     return cell_result(
         cell,
         machine,
@@ -155,6 +155,6 @@ def _result(
         size,
         {},
         reliability=None if scores.reliability is None else binned(scores.reliability),
-        prequential=prequential(scores.rows, scores.window, found, scores.curves, alarms, source.changes),
+        prequential=prequential(scores.rows, scores.window, overall, scores.curves, alarms, source.changes),
         **{name: summarise([value]) for name, value in measures.items()},
     )

@@ -18,7 +18,7 @@ OPTIONS = {  # the convolutional networks of evcl.benchmarks.networks, and the o
     "resnet18": ("norm",),
     "cnn": ("dropout",),
 }
-SMALLEST = 10  # the cnn's images have at least this many pixels a side
+MIN_CNN_PIXELS = 10  # the cnn's images have at least this many pixels a side
 WANTED = (
     "the widths of the hidden layers, such as 400x400, optionally with dropout rates below 1: "
     "'400x400, dropout 0.5, input dropout 0.2'; or reduced-resnet18 or resnet18, optionally with 'group norm'; or cnn, "
@@ -31,7 +31,7 @@ def parsed(text: str) -> dict[str, Any]:
     and its `norm` or `dropout`.
     """
     first, *rest = (part.strip() for part in text.split(","))
-    found: dict[str, str | float] = {}
+    options: dict[str, str | float] = {}
     value: str | float
     known = OPTIONS.get(first, ("dropout", "input_dropout"))
     for part in rest:
@@ -43,14 +43,14 @@ def parsed(text: str) -> dict[str, Any]:
             value = float(number)
         else:
             raise _wrong(text)
-        if name not in known or name in found:
+        if name not in known or name in options:
             raise _wrong(text)
-        found[name] = value
+        options[name] = value
     if first in OPTIONS:
-        return {"name": first, **found}
+        return {"name": first, **options}
     if not WIDTHS.fullmatch(first):
         raise _wrong(text)
-    return {"hidden": [int(width) for width in first.split("x")], **found}
+    return {"hidden": [int(width) for width in first.split("x")], **options}
 
 
 def is_text(network: object) -> bool:
@@ -69,8 +69,8 @@ def trunk(text: str, shape: Sequence[int]) -> nn.Module:
     name, wanted = options.pop("name"), ""
     if len(shape) != 3:
         wanted = f"images [channels, height, width], but an example has the shape {list(shape)}"
-    elif name == "cnn" and (shape[1] != shape[2] or shape[1] < SMALLEST):
-        wanted = f"square images of at least {SMALLEST} x {SMALLEST} pixels, not {shape[1]} x {shape[2]}"
+    elif name == "cnn" and (shape[1] != shape[2] or shape[1] < MIN_CNN_PIXELS):
+        wanted = f"square images of at least {MIN_CNN_PIXELS} x {MIN_CNN_PIXELS} pixels, not {shape[1]} x {shape[2]}"
     if wanted:
         raise EvclError(f"network {name} needs {wanted}", setting="network")
     if name == "cnn":

@@ -21,7 +21,7 @@ from evcl.data import load_arrays
 from evcl.data.weights import read_safetensors
 from evcl.data.wordpiece import WordPiece
 
-IGNORED = -1e9  # added to the score of a place without a piece; finite, so that an empty text has a softmax too
+PADDING_SCORE = -1e9  # added to the score of a place without a piece; finite, so that an empty text has a softmax too
 UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")  # in files, but not in this network
 
 
@@ -34,8 +34,8 @@ class _Added(nn.Module):
         self.LayerNorm = nn.LayerNorm(width, eps=1e-12)
 
     def forward(self, h: Tensor, before: Tensor) -> Tensor:
-        found: Tensor = self.LayerNorm(self.dense(h) + before)
-        return found
+        y: Tensor = self.LayerNorm(self.dense(h) + before)
+        return y
 
 
 class _Layer(nn.Module):
@@ -51,8 +51,8 @@ class _Layer(nn.Module):
         projections = self.attention["self"].children()
         q, k, v = (f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in projections)
         h = self.attention["output"](F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2), h)
-        found: Tensor = self.output(F.gelu(self.intermediate["dense"](h)), h)
-        return found
+        y: Tensor = self.output(F.gelu(self.intermediate["dense"](h)), h)
+        return y
 
 
 class Bert(nn.Module):
@@ -127,7 +127,7 @@ def through(bert: Bert, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def ignored(there: Tensor) -> Tensor:
     """What to add to the scores of an attention, for places that are 1 if they have a piece: [N, 1, 1, length]."""
-    return (1 - there).mul(IGNORED)[:, None, None]
+    return (1 - there).mul(PADDING_SCORE)[:, None, None]
 
 
 def pooled(h: Tensor, there: Tensor) -> Tensor:

@@ -106,11 +106,11 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
     watched = watched or not all(isinstance(hook, Film) for m in every for hook in m._forward_hooks.values())
     if not linear or len(linear) != len(between) or not plain or watched:
         return None
-    found = [(layer.names["weight"], layer.names.get("bias")) for layer in linear]
-    if network.layout.shapes[found[0][0]][1] != x[0, 0].numel():  # the network's forward raises the error
+    pairs = [(layer.names["weight"], layer.names.get("bias")) for layer in linear]
+    if network.layout.shapes[pairs[0][0]][1] != x[0, 0].numel():  # the network's forward raises the error
         return None
-    names = [name for pair in found for name in pair if name is not None]
-    return found if len(names) == len(set(names)) else None  # gradients of tied weights would have to be summed
+    names = [name for pair in pairs for name in pair if name is not None]
+    return pairs if len(names) == len(set(names)) else None  # gradients of tied weights would have to be summed
 
 
 def padded(chain: LayerNames, layout: Layout, heads: Sequence[int], multiple: int) -> dict[str, tuple[int, ...]]:
@@ -134,7 +134,7 @@ def up(n: int, multiple: int) -> int:
 def find_places(chain: LayerNames, layout: Layout, heads: Sequence[int]) -> list[Place]:
     """The trunk's layers, and the heads as one last layer, because their weights are adjacent in the layout."""
     spans, stored = layout.spans, layout.stored
-    found = [
+    places = [
         Place(spans[w], None if b is None else spans[b], stored[w][0], stored[w][1], layout.shapes[w][0])
         for w, b in chain
     ]
@@ -142,7 +142,7 @@ def find_places(chain: LayerNames, layout: Layout, heads: Sequence[int]) -> list
     weight, bias = (slice(spans[first[k]].start, spans[last[k]].stop) for k in ("weight", "bias"))
     classes = bias.stop - bias.start
     assert classes == sum(stored[head_names(k)["bias"]][0] for k in heads)
-    return [*found, Place(weight, bias, classes, stored[first["weight"]][1], classes)]
+    return [*places, Place(weight, bias, classes, stored[first["weight"]][1], classes)]
 
 
 class Lessons(NamedTuple):
@@ -172,8 +172,8 @@ class LessonPass:
             for part, strengths, out in zip(self.parts, of.strengths, self.strengths, strict=True):
                 part.append((strengths, out))
         self.heads = [slice(*span) for span in of.spans.tolist()]
-        some = of.strengths.ne(0).flatten(1).any(1)
-        self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # replicas with distillation, and without
+        taught = of.strengths.ne(0).flatten(1).any(1)
+        self.rows = [rows.nonzero().flatten() for rows in (taught, ~taught)]  # replicas with distillation, and without
         self.drawn: list[tuple[Tensor, list[Tensor]]] = []
         self.noises: tuple[Noise, list[Noise]] | None = None
 
@@ -188,24 +188,24 @@ class LessonPass:
                 self.drawn.append((out.new_empty(len(rows), out.shape[1], columns), places))
         if self.noises is None or self.noises[0] is not noise:
             self.noises = noise, [noise.of(rows) for rows in self.rows]
-        for own, (numbers, places) in zip(self.noises[1], self.drawn, strict=True):
-            for place, part in zip(places, own.normal_(numbers), strict=True):
+        for source, (numbers, places) in zip(self.noises[1], self.drawn, strict=True):
+            for place, part in zip(places, source.normal_(numbers), strict=True):
                 place.copy_(part)
         return out
 
     def take(self, z: Tensor, rows: Tensor) -> None:
         """Store a batch's logits, divided by the temperature, and look up the teacher's probabilities for it."""
         torch.div(z, self.of.temperature.view(-1, 1, 1), out=self.z)
-        for part, own in zip(self.parts, rows, strict=True):
+        for part, index in zip(self.parts, rows, strict=True):
             for every, out in part:
-                torch.index_select(every, 0, own, out=out)
+                torch.index_select(every, 0, index, out=out)
 
     def add_gradient(self, g: Tensor) -> None:
         """Add the gradient to `g`, that of the mean NLL, and store the value of the loss."""
         value, warm, n = self.of.value.zero_(), self.of.temperature, g.shape[1]
-        for columns, told, strength in zip(self.heads, self.told.unbind(2), self.strengths.unbind(2), strict=True):
+        for columns, q_log_q, strength in zip(self.heads, self.told.unbind(2), self.strengths.unbind(2), strict=True):
             log_p, q = self.z[..., columns].log_softmax(2), self.q[..., columns]
-            value += (strength * (told - (q * log_p).sum(2))).sum(1)
+            value += (strength * (q_log_q - (q * log_p).sum(2))).sum(1)
             g[..., columns] += (strength * warm.view(-1, 1) / n).unsqueeze(2) * (log_p.exp() - q)
         value.mul_(warm.square() / n)
 
@@ -445,9 +445,9 @@ class _Pass:
             layer.activate(noise, layer is top)
         self._loss()
         top.differentiate()
-        for below, layer in zip(self.layers[-2::-1], self.layers[:0:-1], strict=True):
-            layer.pass_on(below)
-            below.differentiate()
+        for previous, layer in zip(self.layers[-2::-1], self.layers[:0:-1], strict=True):
+            layer.pass_on(previous)
+            previous.differentiate()
         return self.nll
 
     def _take(self, rows: Tensor) -> None:

@@ -27,10 +27,10 @@ from evcl.nn.initial import blank, he_layer
 from evcl.nn.layer import BayesianLayer, along
 from evcl.posterior import Layout
 
-KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # the plain layers that have laterals, by exact type
-CANNOT = (nn.MultiheadAttention, nn.Transformer, nn.RNNBase)
-ALPHA = 0.1  # largest initial value of alpha
-PREFIX, OWN, OUTPUT = "columns", "body", "output"
+LATERAL_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # the plain layers that have laterals, by exact type
+UNSUPPORTED_LAYERS = (nn.MultiheadAttention, nn.Transformer, nn.RNNBase)
+MAX_FIRST_ALPHA = 0.1  # largest initial value of alpha
+PREFIX, BODY, OUTPUT = "columns", "body", "output"
 
 
 class Scale(nn.Module):
@@ -38,7 +38,7 @@ class Scale(nn.Module):
 
     def __init__(self, units: int, channels: bool) -> None:
         super().__init__()
-        self.weight, self.channels = nn.Parameter(torch.full((units,), ALPHA / 2)), channels
+        self.weight, self.channels = nn.Parameter(torch.full((units,), MAX_FIRST_ALPHA / 2)), channels
 
     def forward(self, x: Tensor) -> Tensor:
         return x * along(self.weight.unsqueeze(0), x.dim(), self.channels)
@@ -55,7 +55,7 @@ class BayesianScale(BayesianLayer):
         return self.redrawn(self.own[parameter], 1.0, source)
 
     def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
-        return torch.empty(mean.shape, dtype=torch.float64).uniform_(0, ALPHA, generator=source)
+        return torch.empty(mean.shape, dtype=torch.float64).uniform_(0, MAX_FIRST_ALPHA, generator=source)
 
     def scale(self, parameter: str) -> float:
         return 1.0  # so that it does not decide the learning rate, as the layer with the smallest weights does
@@ -91,8 +91,8 @@ class Lateral(nn.Module):
         self.alpha = Scale(units, self.channels)
 
     def forward(self, earlier: Sequence[Tensor]) -> Tensor:
-        found: Tensor = self.u(self.alpha(self.v(torch.cat(list(earlier), 1 if self.channels else -1)).relu()))
-        return found
+        y: Tensor = self.u(self.alpha(self.v(torch.cat(list(earlier), 1 if self.channels else -1)).relu()))
+        return y
 
 
 class Column(nn.Module):
@@ -153,15 +153,15 @@ class Column(nn.Module):
 
 def _sites(network: nn.Module) -> list[str]:
     """The names of the linear layers and convolutions."""
-    if any(isinstance(module, CANNOT) for module in network.modules()):
+    if any(isinstance(module, UNSUPPORTED_LAYERS) for module in network.modules()):
         raise EvclError(
             "columns need a network of linear layers and convolutions, without attention or recurrent layers: "
             "use another method"
         )
-    found = [path for path, module in network.named_modules() if type(module) in KINDS]
-    if not found:
+    paths = [path for path, module in network.named_modules() if type(module) in LATERAL_LAYERS]
+    if not paths:
         raise EvclError("columns need a network with a linear layer or a convolution, and this one has none")
-    return found
+    return paths
 
 
 class Columns(nn.Module):
@@ -194,18 +194,18 @@ class Columns(nn.Module):
 
     def at_rest(self, names: Sequence[str]) -> set[str]:
         """Those of these names that belong to a column before the last."""
-        own = f"{PREFIX}.{len(self.columns) - 1}."
-        return {name for name in names if not name.startswith(own)}
+        prefix = f"{PREFIX}.{len(self.columns) - 1}."
+        return {name for name in names if not name.startswith(prefix)}
 
 
 def in_column(k: int, name: str) -> str:
     """The name in column k of something that the network calls `name`."""
-    return f"{PREFIX}.{k}.{OWN}.{name}"
+    return f"{PREFIX}.{k}.{BODY}.{name}"
 
 
 def first_column(layout: Layout) -> tuple[Layout, int]:
     """The weights of the first column, under the network's own names; and the number of columns."""
-    own = in_column(0, "")
-    first = Layout({name.removeprefix(own): shape for name, shape in layout.shapes.items() if name.startswith(own)})
-    found = {name.split(".")[1] for name in layout.shapes}
-    return first, next(k for k in count() if str(k) not in found)
+    start = in_column(0, "")
+    first = Layout({name.removeprefix(start): shape for name, shape in layout.shapes.items() if name.startswith(start)})
+    numbers = {name.split(".")[1] for name in layout.shapes}
+    return first, next(k for k in count() if str(k) not in numbers)

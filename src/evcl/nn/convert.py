@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError, unknown
 from evcl.nn.attention import MultiheadAttention, more_keys
 from evcl.nn.columns import BayesianScale, Scale
-from evcl.nn.film import CHANNELS_FIRST, KINDS, Film, film_weights
+from evcl.nn.film import CHANNELS_FIRST, FILM_LAYERS, Film, film_weights
 from evcl.nn.initial import log_stds
 from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights, state_of
@@ -254,7 +254,7 @@ class _Conversion:
                 layer.weights, layer.path = self.weights, path
                 weight = layer.own.get("weight")
                 self._name(layer)
-                has_film = kind in KINDS if layer is form else isinstance(layer, (Linear, Conv))
+                has_film = kind in FILM_LAYERS if layer is form else isinstance(layer, (Linear, Conv))
                 if self.film and has_film and weight is not None:
                     channels = isinstance(layer, Conv) or kind in CHANNELS_FIRST
                     self._site(layer, layer.names["weight"], len(weight), channels, layer.rows.get("weight"))
@@ -310,7 +310,7 @@ class _Conversion:
                 copied._parameters[key].requires_grad_(False)  # type: ignore[union-attr]
                 self.fixed[self.names[id(p)]] = path
         attach_state(copied, path, self.weights, self._stateful)
-        if self.film and type(plain) in KINDS and "weight" in plain._parameters:
+        if self.film and type(plain) in FILM_LAYERS and "weight" in plain._parameters:
             weight = plain.get_parameter("weight")
             self._site(copied, self.names[id(weight)], len(weight), type(plain) in CHANNELS_FIRST).second = second
         if isinstance(plain, (nn.Embedding, nn.EmbeddingBag)):
@@ -359,12 +359,12 @@ def _as_indices(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ..
 
 
 def _patterns(names: Names) -> list[str] | None:
-    found = [names] if isinstance(names, str) else names
-    if found is None:
+    patterns = [names] if isinstance(names, str) else names
+    if patterns is None:
         return None
-    if not isinstance(found, Sequence) or not all(isinstance(name, str) for name in found):
+    if not isinstance(patterns, Sequence) or not all(isinstance(name, str) for name in patterns):
         raise EvclError(f"only and skip take module names or patterns, not {names!r}")
-    return list(found)
+    return list(patterns)
 
 
 def _matches(patterns: Sequence[str], path: str) -> bool:

@@ -25,7 +25,7 @@ STAGES = (  # blocks, kernel, stride, expansion, channels
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
-STEM, TOP, CLASSES = 32, 1280, 1000
+STEM_CHANNELS, TOP_CHANNELS, CLASSES = 32, 1280, 1000
 
 
 class _Padded(nn.Module):
@@ -77,16 +77,16 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, classes: bool = False) -> None:
         super().__init__()
         self.pad = _Padded(3, 2)
-        self._conv_stem, self._bn0 = nn.Conv2d(3, STEM, 3, 2, bias=False), _norm(STEM)
-        blocks, ins = [], STEM
+        self._conv_stem, self._bn0 = nn.Conv2d(3, STEM_CHANNELS, 3, 2, bias=False), _norm(STEM_CHANNELS)
+        blocks, ins = [], STEM_CHANNELS
         for count, kernel, stride, expansion, outs in STAGES:
             for i in range(count):
                 blocks.append(_Block(ins, outs, kernel, 1 if i else stride, expansion))
                 ins = outs
         self._blocks = nn.ModuleList(blocks)
-        self._conv_head, self._bn1 = nn.Conv2d(ins, TOP, 1, bias=False), _norm(TOP)
+        self._conv_head, self._bn1 = nn.Conv2d(ins, TOP_CHANNELS, 1, bias=False), _norm(TOP_CHANNELS)
         if classes:
-            self._fc = nn.Linear(TOP, CLASSES)
+            self._fc = nn.Linear(TOP_CHANNELS, CLASSES)
         self.classes = classes
 
     def forward(self, x: Tensor) -> Tensor:

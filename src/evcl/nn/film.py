@@ -21,9 +21,9 @@ EPSILON = 1e-5  # of Adam: a shift before a batch norm has no gradient but round
 # Learning rate, as a multiple of lr / scale, chosen on validation data of the digits. Rows are of the order of 1, so in
 # relative terms they move about as fast as the weights. With lr itself, they would hardly move in a task, and the trunk
 # would have to change instead.
-FASTER = 2.0
+FILM_RATE_FACTOR = 2.0
 CHANNELS_FIRST = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-KINDS = (nn.Linear, *CHANNELS_FIRST)  # the plain layers that have FiLM, by exact type
+FILM_LAYERS = (nn.Linear, *CHANNELS_FIRST)  # the plain layers that have FiLM, by exact type
 Sites = Mapping[str, slice]  # name of a layer's weight -> its units among all units U of the trunk
 Pair = tuple[Tensor, ...]  # gamma and b, [R, units] each
 
@@ -31,7 +31,7 @@ Pair = tuple[Tensor, ...]  # gamma and b, [R, units] each
 def film_weights(sites: Sites, like: Tensor) -> TaskWeights:
     """A table [R, 0, 2, U] of scales and shifts, for weights like these [R, P]."""
     units = max((span.stop for span in sites.values()), default=0)
-    return TaskWeights(Kind(sites, _first, FASTER, True, EPSILON), like.new_zeros(len(like), 0, 2, units))
+    return TaskWeights(Kind(sites, _first, FILM_RATE_FACTOR, True, EPSILON), like.new_zeros(len(like), 0, 2, units))
 
 
 def _first(sites: Sites, tasks: int, table: Tensor, sources: object) -> Tensor:

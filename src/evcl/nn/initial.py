@@ -34,11 +34,11 @@ class Prior(NamedTuple):
             for flat, given, what in ((rows[0], self.means, "mean"), (rows[1], self.stds, "standard deviation")):
                 if name not in given:
                     raise EvclError(f"the prior has no {what} for {name!r}: it must have one for each of the weights")
-                found = torch.as_tensor(given[name])
-                if tuple(found.shape) != shape:
-                    came = tuple(found.shape)
+                value = torch.as_tensor(given[name])
+                if tuple(value.shape) != shape:
+                    came = tuple(value.shape)
                     raise EvclError(f"the prior's {what} of {name!r} is {came}, but the weight is {shape}")
-                layout.view(flat, name).copy_(found.detach())
+                layout.view(flat, name).copy_(value.detach())
         if not bool(rows[0].isfinite().all() and rows[1].isfinite().all() and (rows[1] > 0).all()):
             raise EvclError("a prior's means must be finite, and its standard deviations finite and above 0")
         return Gaussian(rows[0], rows[1].log())

@@ -153,9 +153,9 @@ def without_classifier(network: nn.Module, output: Output) -> nn.Module:
     ]
     if not last:
         return network
-    found = copy.deepcopy(network)
-    found.set_submodule(last[-1], nn.Identity())
-    return found
+    trunk = copy.deepcopy(network)
+    trunk.set_submodule(last[-1], nn.Identity())
+    return trunk
 
 
 def headed(network: nn.Module, head: nn.Module, call: Call) -> nn.Sequential:
@@ -173,5 +173,5 @@ class _Headed(nn.Sequential):
 
     def forward(self, *args: object, **named: Any) -> Tensor:
         mask = None if self.mask is None else named.get(self.mask)
-        found: Tensor = self[1](Call(self.output).chosen(self[0](*args, **named), mask))
-        return found
+        y: Tensor = self[1](Call(self.output).chosen(self[0](*args, **named), mask))
+        return y

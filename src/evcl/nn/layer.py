@@ -74,14 +74,14 @@ class Named(dict[str, Tensor]):
         self.make = make
 
     def __missing__(self, name: str) -> Tensor:
-        self[name] = found = self.make(name)
-        return found
+        self[name] = value = self.make(name)
+        return value
 
     def of(self, rows: Sequence[int] | Tensor | slice) -> Named:
         """Those of some replicas."""
-        found = Named(lambda name: self[name][rows])
-        found.update({name: value[rows] for name, value in self.items()})
-        return found
+        subset = Named(lambda name: self[name][rows])
+        subset.update({name: value[rows] for name, value in self.items()})
+        return subset
 
 
 class Weights:
@@ -293,8 +293,8 @@ class BayesianLayer(nn.Module):
 
 def state_of(layer: nn.Module) -> dict[str, Tensor]:
     """The layer's state beside its weights, one row per replica."""
-    own = layer._non_persistent_buffers_set
-    return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in own}
+    transient = layer._non_persistent_buffers_set
+    return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in transient}
 
 
 def along(weight: Tensor, axes: int, channels: bool) -> Tensor:

@@ -30,8 +30,8 @@ class Linear(BayesianLayer):
             each = flat.to(dtype).unflatten(1, (-1, positions))  # [R, B, t, i]
 
             def multiplied(x: Tensor, weight: Tensor) -> Tensor:
-                found: Tensor = product(x.flatten(1, 2), weight.to(dtype), None).unflatten(1, each.shape[1:3])
-                return found
+                y: Tensor = product(x.flatten(1, 2), weight.to(dtype), None).unflatten(1, each.shape[1:3])
+                return y
 
             sizes = each.shape[1], each.shape[3]
             return along_positions(self, each, sizes, multiplied, lambda t: t.to(dtype).unsqueeze(2)).view(shape)
@@ -90,8 +90,8 @@ class TransposedLinear(Linear):
 
     def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:
         """The weight as [R, o, i], as `Linear` has it."""
-        found = super().part(named, parameter)
-        return found.mT if found is not None and parameter == "weight" else found
+        value = super().part(named, parameter)
+        return value.mT if value is not None and parameter == "weight" else value
 
     def fan_in(self, parameter: str) -> int:
         return self.own["weight"].shape[0]
@@ -136,8 +136,8 @@ class Conv(BayesianLayer):
 
         def wide(each: Tensor) -> Tensor:
             """[R, B, c] -> [R*B, c, 1, 1]: repeat for all rows and positions of an example."""
-            found = each.unsqueeze(2).expand(-1, -1, rows, -1).reshape(len(x), -1).to(x.dtype)
-            return found.view(*found.shape, *[1] * rank)
+            repeated = each.unsqueeze(2).expand(-1, -1, rows, -1).reshape(len(x), -1).to(x.dtype)
+            return repeated.view(*repeated.shape, *[1] * rank)
 
         sizes = len(x) // (rows * self.weights.replicas), x.shape[1]
         return along_positions(self, x, sizes, self._convolve, wide)
@@ -303,9 +303,9 @@ class Embedding(BayesianLayer):
 
 def _leaders(index: Tensor) -> Tensor:
     """[..., t]: for each position, the first position that has the same index, which represents all of them."""
-    found, order = index.sort(stable=True)
+    ordered, order = index.sort(stable=True)
     place = torch.arange(index.shape[-1], device=index.device).expand_as(index)
-    first = F.pad(found[..., 1:] != found[..., :-1], (1, 0), value=True)
+    first = F.pad(ordered[..., 1:] != ordered[..., :-1], (1, 0), value=True)
     start = torch.where(first, place, 0).cummax(-1).values
     return torch.empty_like(order).scatter_(-1, order, order.gather(-1, start))
 

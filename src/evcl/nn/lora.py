@@ -36,7 +36,7 @@ from evcl._core.randomness import Purpose, generator
 from evcl.nn.attention import Attention, more_keys
 from evcl.nn.layers import Linear
 
-USUAL = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "q", "v")  # names of these projections in the field
+PROJECTIONS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "q", "v")  # their names in the field
 DOWN = "down"  # the buffers that hold A
 QUERY, KEY, VALUE = range(3)
 
@@ -108,15 +108,15 @@ class LoRA:
         if not layers:
             raise EvclError("the network has no linear layer for an adapter")
         if self.targets is None:
-            usual = [p for p, m in layers.items() if type(m) is not nn.Linear or p.rpartition(".")[2] in USUAL]
+            usual = [p for p, m in layers.items() if type(m) is not nn.Linear or p.rpartition(".")[2] in PROJECTIONS]
             return usual or list(layers)
-        found: list[str] = []
+        chosen: list[str] = []
         for pattern in [self.targets] if isinstance(self.targets, str) else self.targets:
-            some = [path for path in layers if fnmatchcase(path, pattern) or path.endswith(f".{pattern}")]
-            if not some:
+            matching = [path for path in layers if fnmatchcase(path, pattern) or path.endswith(f".{pattern}")]
+            if not matching:
                 raise unknown("linear layer", pattern, list(layers))
-            found += [path for path in some if path not in found]
-        return [path for path in layers if path in found]
+            chosen += [path for path in matching if path not in chosen]
+        return [path for path in layers if path in chosen]
 
 
 def _can(module: nn.Module) -> bool:
@@ -130,8 +130,8 @@ def _rows(lora: LoRA, path: str, ins: int, turn: int) -> Tensor:
         raise EvclError(f"rank {lora.rank} is more than the {ins} inputs of {path!r}: choose a smaller one")
     source = generator(lora.seed, Purpose.LORA.of(path), turn)
     q, r = torch.linalg.qr(torch.randn(ins, lora.rank, generator=source, dtype=torch.float64))
-    found: Tensor = q * r.diagonal().sign()
-    return found.T.to(torch.float32).contiguous()
+    basis: Tensor = q * r.diagonal().sign()
+    return basis.T.to(torch.float32).contiguous()
 
 
 class Up(nn.Linear):
@@ -190,8 +190,8 @@ class AdaptedLinear(nn.Module):
         self.register_buffer(DOWN, _rows(lora, path, base.in_features, 0).to(base.weight))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.base(x) + self.up(F.linear(x, self.down) * self.scale)
-        return found
+        y: Tensor = self.base(x) + self.up(F.linear(x, self.down) * self.scale)
+        return y
 
     def merge(self, up: dict[str, Tensor], lora: LoRA, turn: int) -> None:
         """W0 += scale B A for these B, by name within the layer, and draw the A of the next turn."""
@@ -214,9 +214,9 @@ class AdaptedAttention(Attention):
         self.batch_first, self.num_heads, self.scale, self.path = base.batch_first, base.num_heads, lora.scale, path
         self.lora = lora
         packed, bias = base.in_proj_weight, base.in_proj_bias
-        own = [base.q_proj_weight, base.k_proj_weight, base.v_proj_weight] if packed is None else packed.chunk(3)
+        weights = [base.q_proj_weight, base.k_proj_weight, base.v_proj_weight] if packed is None else packed.chunk(3)
         for k, name in enumerate(("query", "key", "value")):
-            self.register_buffer(name, own[k].detach().clone())
+            self.register_buffer(name, weights[k].detach().clone())
             self.register_buffer(f"{name}_bias", None if bias is None else bias.detach().chunk(3)[k].clone())
         self.register_buffer("out", base.out_proj.weight.detach().clone())
         self.register_buffer("out_bias", None if base.out_proj.bias is None else base.out_proj.bias.detach().clone())
@@ -227,13 +227,13 @@ class AdaptedAttention(Attention):
             self.register_buffer(f"{DOWN}_{name}", _rows(lora, f"{path}.{name}", weight.shape[1], 0).to(weight))
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        found = []
+        projected = []
         for name, x in (("query", query), ("key", key), ("value", value)):
             y = F.linear(x, self.get_buffer(name), self._buffers[f"{name}_bias"])
             if name in self.up:
                 y = y + self.up[name](F.linear(x, self.get_buffer(f"{DOWN}_{name}")) * self.scale)
-            found.append(y)
-        return found
+            projected.append(y)
+        return projected
 
     def combine(self, y: Tensor) -> Tensor:
         return F.linear(y, self.get_buffer("out"), self._buffers["out_bias"])
@@ -270,8 +270,8 @@ class AdaptedPeft(nn.Module):
         self.up.weight = nn.Parameter(up.weight.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.base(x) + self.up(self.down(x) * self.scale)
-        return found
+        y: Tensor = self.base(x) + self.up(self.down(x) * self.scale)
+        return y
 
 
 Adapted = AdaptedLinear | AdaptedAttention | AdaptedPeft
@@ -324,13 +324,13 @@ def adapter_tensors(network: nn.Module, lora: LoRA | None) -> set[str] | None:
     """
     if next(adapted(network), None) is None:
         return None
-    found: set[str] = set()
+    tensors: set[str] = set()
     for path, layer in adapted(network):
         names = [key for key, _ in layer.named_buffers(recurse=False) if key.startswith(DOWN)]
         if lora is not None and lora.tasks == "merged" and not isinstance(layer, AdaptedPeft):
             names += layer.frozen()
-        found |= {f"{path}.{name}" if path else name for name in names}
-    return found
+        tensors |= {f"{path}.{name}" if path else name for name in names}
+    return tensors
 
 
 def base_hash(network: nn.Module, lora: LoRA | None) -> str:

@@ -31,10 +31,10 @@ from evcl.nn.slots import Slot, head_names
 from evcl.posterior import Gaussian, Layout
 
 Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
-NOTHING = nn.Identity()  # the plain layer of a head: its weights are only in the layout
+NO_LAYER = nn.Identity()  # the plain layer of a head: its weights are only in the layout
 KEPT_NUMBERS = 2**26  # that may always be kept, 256 MB in float32; more only if the inputs are half as large
-WHOLE = -1  # instead of a number of layers
-FORM = ("trunk", "trunk_names", "owned", "_places", "direct", "_settled", "centre", "scales", "rounds")  # of a trunk
+ALL_LAYERS = -1  # instead of a number of layers
+FORM_ATTRIBUTES = ("trunk", "trunk_names", "owned", "_places", "direct", "_settled", "centre", "scales", "rounds")
 
 
 class BayesianNetwork(nn.Module):
@@ -115,10 +115,10 @@ class BayesianNetwork(nn.Module):
 
     def without_adapters(self, weights: Tensor) -> Tensor:
         """[R, P]: these weights, with those of the adapters 0."""
-        found = weights.clone()
+        base = weights.clone()
         for name in self.adapters:
-            self.layout.view(found, name).zero_()
-        return found
+            self.layout.view(base, name).zero_()
+        return base
 
     @property
     def capturable(self) -> bool:
@@ -246,13 +246,13 @@ class BayesianNetwork(nn.Module):
                     raise
 
     def _output(self, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-        found: Tensor = run(x) if self.direct is None else self.direct(x, run)
-        return found
+        y: Tensor = run(x) if self.direct is None else self.direct(x, run)
+        return y
 
     def _run(self, x: Tensor) -> Tensor:
         """Run the trunk on the replicas that are bound: all of them, or one if it uses parameters directly."""
-        for (module, key), own in zip(self._places, self.owned, strict=True):
-            setattr(module, key, own(x))
+        for (module, key), parameter in zip(self._places, self.owned, strict=True):
+            setattr(module, key, parameter(x))
         if isinstance(self.trunk, Columns):
             self.trunk.task = self.weights.task if isinstance(self.weights.task, int) else None
         try:
@@ -284,11 +284,11 @@ class BayesianNetwork(nn.Module):
 
     @property
     def fixed(self) -> int:
-        """The number of the trunk's first layers that never change, or WHOLE if all of it never changes."""
+        """The number of the trunk's first layers that never change, or ALL_LAYERS if all of it never changes."""
         if self._fixed is None:
             simple = self.task_weights is None and not self.owned and self.direct is None
             self._fixed = _fixed_layers(self.trunk) if simple else 0
-        return self._fixed if self._fixed == WHOLE or self.call.form is None else 0
+        return self._fixed if self._fixed == ALL_LAYERS or self.call.form is None else 0
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -307,31 +307,31 @@ class BayesianNetwork(nn.Module):
         """
         if not self.fixed or x.numel() == 0:
             return None
-        kept = None if self._below is None else self._below.get(x)
-        if kept is not None and kept[0] == x._version:
-            return kept[1]
-        found, one = None, self._first_layers(x[0, :1])
+        cached = None if self._below is None else self._below.get(x)
+        if cached is not None and cached[0] == x._version:
+            return cached[1]
+        features, one = None, self._first_layers(x[0, :1])
         if _can_be_kept(one, self._first_layers(x[0, :2]), x):
             size = self.size(x, self._first_layers, "below")
             rows = MOST_ROWS if size is None else size.forward_rows(x.is_cuda)
-            found = one.new_empty(*x.shape[:2], *one.shape[1:])
-            for into, some in zip(found, x, strict=True):
-                for a, b in zip(into.split(rows), some.split(rows), strict=True):
+            features = one.new_empty(*x.shape[:2], *one.shape[1:])
+            for into, xs in zip(features, x, strict=True):
+                for a, b in zip(into.split(rows), xs.split(rows), strict=True):
                     a.copy_(self._first_layers(b))
         if self._below is not None:
-            self._below[x] = x._version, found
-        return found
+            self._below[x] = x._version, features
+        return features
 
     def _first_layers(self, x: Tensor) -> Tensor:
         """In full precision, even if training has a lower one: this is done once."""
         x = x.clone()  # a forward pass may write to it
-        if self.fixed == WHOLE:
+        if self.fixed == ALL_LAYERS:
             return self._checked(self.call(self.trunk, x), x)
         return cast(Tensor, cast(nn.Sequential, self.trunk)[: self.fixed](x))
 
     def _rest(self, h: Tensor) -> Tensor:
         """The trunk's output from what `below` has made of the inputs."""
-        if self.fixed == WHOLE:
+        if self.fixed == ALL_LAYERS:
             return h
         with self._lower(h):
             return self._checked(self.call.chosen(cast(nn.Sequential, self.trunk)[self.fixed :](h), None), h)
@@ -343,17 +343,17 @@ class BayesianNetwork(nn.Module):
         """Before the first batch, find out how the trunk uses its parameters [1, ...]. If it does not add or expand
         them, one copy per example gives another output, or an error; they are then used directly.
         """
-        some = x[: x.shape[0] // self.weights.replicas][:3]
-        if len(some) < 2:  # one example cannot tell
+        examples = x[: x.shape[0] // self.weights.replicas][:3]
+        if len(examples) < 2:  # one example cannot tell
             return
         before = self.form()
-        found = self._tried(some)
+        folded = self._tried(examples)
         direct = self._with_direct()
-        for (module, key), own in zip(self._places, self.owned, strict=True):
-            direct.add(module, key, next(iter(own.names.values())))  # type: ignore[operator]
+        for (module, key), parameter in zip(self._places, self.owned, strict=True):
+            direct.add(module, key, next(iter(parameter.names.values())))  # type: ignore[operator]
         self.direct, self.owned, self._places = direct, nn.ModuleList(), []
-        wanted = self._tried(some)
-        same = found is not None and wanted is not None and torch.allclose(found, wanted, rtol=1e-3, atol=1e-4)
+        wanted = self._tried(examples)
+        same = folded is not None and wanted is not None and torch.allclose(folded, wanted, rtol=1e-3, atol=1e-4)
         if wanted is None or same:
             self.set_form(before)
         self._settled = True
@@ -369,11 +369,11 @@ class BayesianNetwork(nn.Module):
 
     def _with_direct(self) -> DirectParameters:
         """A copy of `direct` that more parameters can be added to."""
-        found = DirectParameters()
-        found.weights = self.weights
+        direct = DirectParameters()
+        direct.weights = self.weights
         if self.direct is not None:
-            found.names, found.places = dict(self.direct.names), list(self.direct.places)
-        return found
+            direct.names, direct.places = dict(self.direct.names), list(self.direct.places)
+        return direct
 
     def use_directly(self, layer: object) -> bool:
         """Put the plain layer in the place of a Bayesian one, and use its parameters directly. False if it cannot."""
@@ -393,7 +393,7 @@ class BayesianNetwork(nn.Module):
 
     def form(self) -> dict[str, object]:
         """The trunk, and what describes its weights. `set_form` restores it."""
-        return {name: getattr(self, name) for name in FORM}
+        return {name: getattr(self, name) for name in FORM_ATTRIBUTES}
 
     def set_form(self, form: Mapping[str, object]) -> None:
         self._sizes, self._fixed = {}, None
@@ -455,9 +455,9 @@ class BayesianNetwork(nn.Module):
 
     def number_head(self, k: int) -> NumberHead:
         """Head k, whose outputs have measured numbers beside them."""
-        found = self.heads[k]
-        assert isinstance(found, NumberHead)
-        return found
+        head = self.heads[k]
+        assert isinstance(head, NumberHead)
+        return head
 
     def add_head(self, outputs: int = 0) -> int:
         """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""
@@ -476,11 +476,11 @@ class BayesianNetwork(nn.Module):
 
     def first_log_std(self, std: float | Tensor | str, like: Tensor) -> Tensor:
         """Log sigma of the weights' first prior, [1, P] or [R, 1]. `std` is the setting `prior_std`."""
-        found = log_stds(std, self.scales, self.layout, like)
+        log_std = log_stds(std, self.scales, self.layout, like)
         if self.width is not None:
-            found = found.expand(len(found), self.layout.size).clone()
-            found[:, : self.width.shape[1]] = self.width.to(found)
-        return found
+            log_std = log_std.expand(len(log_std), self.layout.size).clone()
+            log_std[:, : self.width.shape[1]] = self.width.to(log_std)
+        return log_std
 
     def first_prior(self, std: float | Tensor | str, like: Tensor) -> Gaussian:
         """The first prior of all weights, over [R, P]; the means of heads are 0."""
@@ -491,12 +491,12 @@ class BayesianNetwork(nn.Module):
 
     def redrawn(self, mean: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         """[R, P]: `mean` with new initial values for the weights that are random at first, one source per replica."""
-        found = mean.clone()
+        weights = mean.clone()
         layers = {name: layer for layer in self.bayesian_layers() for name in layer.names.values()}
-        for name, view in self.layout.views(found).items():
+        for name, view in self.layout.views(weights).items():
             for row, source in zip(view, sources, strict=True):
                 row.copy_(layers[name].redrawn(row, self.scales[name], source))
-        return found
+        return weights
 
     def begin(self) -> None:
         """Called when a task begins."""
@@ -542,13 +542,13 @@ class Heads:
         return self.count
 
     def __getitem__(self, k: int) -> Linear:
-        found = self.measuring.get(k) or self.made.get(k)
-        if found is None:
+        head = self.measuring.get(k) or self.made.get(k)
+        if head is None:
             if not 0 <= k < self.count:
                 raise IndexError(k)
-            self.made[k] = found = Linear(NOTHING)
-            found.names, found.weights = head_names(k), self.weights
-        return found
+            self.made[k] = head = Linear(NO_LAYER)
+            head.names, head.weights = head_names(k), self.weights
+        return head
 
     def add(self, head: NumberHead | None) -> int:
         """Add a head, and return its number."""
@@ -559,9 +559,9 @@ class Heads:
         return self.count - 1
 
     def __deepcopy__(self, memo: dict[int, object]) -> Heads:
-        found = Heads(copy.deepcopy(self.weights, memo))
-        found.count, found.measuring = self.count, copy.deepcopy(self.measuring, memo)
-        return found
+        heads = Heads(copy.deepcopy(self.weights, memo))
+        heads.count, heads.measuring = self.count, copy.deepcopy(self.measuring, memo)
+        return heads
 
 
 def forked(network: BayesianNetwork, call: Call) -> BayesianNetwork:
@@ -585,14 +585,14 @@ def _leaves(layout: Layout, flat: Tensor) -> Named:
 
 
 def _fixed_layers(trunk: nn.Module) -> int:
-    """The number of first layers that never change, or WHOLE; 0 if they have no weights: nothing to gain then."""
+    """The number of first layers that never change, or ALL_LAYERS; 0 if they have no weights."""
 
     def never_changes(part: nn.Module) -> bool:
-        own = [layer for layer in part.modules() if isinstance(layer, BayesianLayer)]
-        return all(isinstance(layer, Dropout) and layer.p == 0 for layer in own)
+        layers = [layer for layer in part.modules() if isinstance(layer, BayesianLayer)]
+        return all(isinstance(layer, Dropout) and layer.p == 0 for layer in layers)
 
     if never_changes(trunk):
-        return WHOLE if any(True for _ in trunk.parameters()) else 0
+        return ALL_LAYERS if any(True for _ in trunk.parameters()) else 0
     if type(trunk) is not nn.Sequential or trunk._forward_hooks or trunk._forward_pre_hooks:
         return 0
     layers = list(takewhile(never_changes, trunk))

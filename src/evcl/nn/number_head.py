@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evcl.nn.layers import Linear
 
-FLOOR = 1e-5  # the smallest noise variance, relative to that of the targets
+MIN_NOISE_VARIANCE = 1e-5  # the smallest noise variance, relative to that of the targets
 
 
 class NumberHead(Linear):
@@ -47,7 +47,7 @@ class NumberHead(Linear):
         noise, before = self.earlier[:, 0], self.earlier[:, 1]
         wanted = (before * noise + rows * error) / (before + rows)
         now = self.beside.exp()
-        self.beside.copy_((now + rate * (wanted - now).nan_to_num(0.0)).clamp_min(FLOOR).log())
+        self.beside.copy_((now + rate * (wanted - now).nan_to_num(0.0)).clamp_min(MIN_NOISE_VARIANCE).log())
 
     @torch.no_grad()
     def count(self, rows: int) -> None:

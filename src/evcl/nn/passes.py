@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evcl.nn.network import WHOLE, BayesianNetwork
+from evcl.nn.network import ALL_LAYERS, BayesianNetwork
 from evcl.nn.sizes import MOST_ROWS
 from evcl.nn.slots import head_names
 from evcl.posterior import Layout
 
-MANY = 64  # heads whose outputs are one matrix product: with fewer, one after another takes no time
+MIN_HEADS_TOGETHER = 64  # heads whose outputs are one matrix product: with fewer, one after another takes no time
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def outputs(
     x: Tensor,
     heads: Sequence[int],
     chunk: int | None = None,
-    change: Callable[[Tensor], Tensor] = lambda found: found,
+    change: Callable[[Tensor], Tensor] = lambda y: y,
     task: int | None = None,
     from_below: bool = False,
 ) -> Tensor:
@@ -46,11 +46,11 @@ def outputs(
     `task`: whose FiLM row to use; None: that of the last task used. `from_below`: x is what `network.below` has found.
     """
     r = len(weights)
-    if not from_below and (below := network.below(x)) is not None:
-        x, from_below = below, True
+    if not from_below and (features := network.below(x)) is not None:
+        x, from_below = features, True
     if chunk is None:
         # otherwise, an example may need far more memory than its inputs
-        plain = x.dim() == 3 and (network.fixed == WHOLE if from_below else network.dense)
+        plain = x.dim() == 3 and (network.fixed == ALL_LAYERS if from_below else network.dense)
         chunk = 500_000 if plain and x.is_cuda else MOST_ROWS
         size = None if plain else network.size(x, partial(network, from_below=from_below), f"forward {from_below}")
         chunk = chunk if size is None else size.forward_rows(x.is_cuda, r)
@@ -61,10 +61,10 @@ def outputs(
     for xs in x.split(max(1, chunk // r), 1):
         copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it
         with network.using(task):
-            found = network.logits(copies.flatten(0, 1), [] if together else heads, from_below)
+            ys = network.logits(copies.flatten(0, 1), [] if together else heads, from_below)
         if together:
-            found = torch.baddbmm(together[1], found.unflatten(0, (r, -1)), together[0]).flatten(0, 1)
-        pieces.append(change(found).unflatten(0, (r, -1)))
+            ys = torch.baddbmm(together[1], ys.unflatten(0, (r, -1)), together[0]).flatten(0, 1)
+        pieces.append(change(ys).unflatten(0, (r, -1)))
     return torch.cat(pieces, 1)
 
 
@@ -74,7 +74,7 @@ def _together(
     """The weights [R, features, K] and biases [R, 1, K] of all outputs of these heads, if the heads are many, have one
     shape and lie one after another in the layout, as those of a stream do; otherwise None.
     """
-    if len(heads) < MANY or network.whole or network.beside_outputs:
+    if len(heads) < MIN_HEADS_TOGETHER or network.whole or network.beside_outputs:
         return None
     names, spans = [head_names(k) for k in heads], layout.spans
     first, start = layout.shapes[names[0]["weight"]], spans[names[0]["weight"]].start

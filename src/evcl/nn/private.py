@@ -33,8 +33,8 @@ class PerTask(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.module(x)
-        return found
+        y: Tensor = self.module(x)
+        return y
 
 
 class BayesianPerTask(BayesianLayer):
@@ -81,8 +81,8 @@ class BayesianPerTask(BayesianLayer):
         weights.noise, weights.compute_dtype = self.weights.noise, self.weights.compute_dtype
         weights.batch, weights.mapped = x.shape[0], self.weights.mapped
         weights.passes += 1
-        found: Tensor = inner.trunk(x)
-        return found
+        y: Tensor = inner.trunk(x)
+        return y
 
     def _leaf(self, rows: TaskRows, task: int, name: str) -> Tensor:
         return rows.part(task, (self.span.start, name), lambda row: self.inner.layout.view(row[:, self.span], name))
@@ -106,8 +106,8 @@ def private_weights(trunk: nn.Module, like: Tensor) -> TaskWeights | None:
 def _first(layers: Sequence[BayesianPerTask], tasks: int, table: Tensor, sources: Sequence[Sources] | None) -> Tensor:
     """[R, tasks, W]: the first private weights of new tasks: the modules' own or, with `sources`, drawn."""
     start = torch.cat([layer.start for layer in layers]).to(table)
-    found = start.expand(len(table), tasks, -1).clone()
+    weights = start.expand(len(table), tasks, -1).clone()
     for t, each in enumerate(sources or ()):
         for layer in layers:
-            found[:, t, layer.span] = layer.inner.redrawn(found[:, t, layer.span].cpu(), each).to(table)
-    return found
+            weights[:, t, layer.span] = layer.inner.redrawn(weights[:, t, layer.span].cpu(), each).to(table)
+    return weights

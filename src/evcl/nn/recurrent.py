@@ -33,8 +33,8 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 _VF: Any = torch._VF
 FUSED = {"LSTM": _VF.lstm, "GRU": _VF.gru, "RNN_TANH": _VF.rnn_tanh, "RNN_RELU": _VF.rnn_relu}
 # What torch says where it has no faster kernel: cuDNN copies the weights into one buffer, oneDNN has no projections.
-SLOWER = "RNN module weights are not part of single contiguous chunk", "LSTM with projections is not supported"
-CACHED = 500_000  # on a CPU, this many numbers of per-example gradients are computed at a time
+SLOWER_WARNINGS = "RNN module weights are not part of single contiguous chunk", "LSTM with projections is not supported"
+GRADIENTS_AT_ONCE = 500_000  # on a CPU, this many numbers of per-example gradients are computed at a time
 State = Tensor | tuple[Tensor, Tensor]  # h, or h and c of an LSTM
 Values = dict[str, Tensor]  # weights by parameter, [R, *shape]
 
@@ -94,13 +94,13 @@ class Sweep(BayesianLayer):
 
     def _weights(self) -> Values:
         """One draw per replica, which serves the whole forward pass of the network."""
-        weights, kept = self.weights, self._drawn
+        weights, cached = self.weights, self._drawn
         if weights.variance is None:
             return {key: value for key in self.names if (value := self.mean(key)) is not None}
-        if kept is None or kept[0] != weights.passes or kept[1] is not weights.mean:
-            found = {key: value.squeeze(1) for key in self.names if (value := self.drawn(key, 1, True)) is not None}
-            kept = self._drawn = weights.passes, weights.mean, found
-        return kept[2]
+        if cached is None or cached[0] != weights.passes or cached[1] is not weights.mean:
+            drawn = {key: value.squeeze(1) for key in self.names if (value := self.drawn(key, 1, True)) is not None}
+            cached = self._drawn = weights.passes, weights.mean, drawn
+        return cached[2]
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x [R, B, T, i], h [R, B, p], c [R, B, h] or [R, B, 0], and the lengths [R, B]."""
@@ -122,7 +122,7 @@ class Sweep(BayesianLayer):
         how = ("bias_ih" in self.names, 1, 0.0, torch.is_grad_enabled(), False)
         kernel, steps = FUSED[self.mode], x.shape[1]
         with warnings.catch_warnings():
-            for message in SLOWER:
+            for message in SLOWER_WARNINGS:
                 warnings.filterwarnings("ignore", message)
             if full:
                 y, *state = kernel(x, self._state(h, c), ordered, *how, True)
@@ -187,8 +187,8 @@ class Sweep(BayesianLayer):
     def watched(self, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         """What weights multiply at each step, [R*B, T, .], and zeros added to the results, with their gradients."""
         assert self._notes is not None
-        found, self._notes = self._notes, None
-        return found
+        notes, self._notes = self._notes, None
+        return notes
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """sum_t d_t a_t^T: what is multiplied with a weight at time t, and the gradient of the result."""
@@ -209,7 +209,7 @@ class Sweep(BayesianLayer):
     def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
         """On a CPU, as many gradients as stay in its cache."""
         most = super().rows_at_once(parameter, x, delta)
-        return most if x.is_cuda else max(1, min(most, CACHED * most // EXAMPLE_GRADIENT_NUMBERS))
+        return most if x.is_cuda else max(1, min(most, GRADIENTS_AT_ONCE * most // EXAMPLE_GRADIENT_NUMBERS))
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
         """The state that W_hh and W_hr multiply is always learned."""

@@ -26,8 +26,8 @@ def gradients_by_example(run: Forward, weights: dict[str, Tensor], x: Tensor, de
     """
 
     def one(weights: dict[str, Tensor], x: Tensor, delta: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = torch.func.vjp(lambda w: run(w, x.unsqueeze(0)).squeeze(0), weights)[1](delta)[0]
-        return found
+        grads: dict[str, Tensor] = torch.func.vjp(lambda w: run(w, x.unsqueeze(0)).squeeze(0), weights)[1](delta)[0]
+        return grads
 
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # vmap knows this kernel only
         warnings.filterwarnings(
@@ -42,7 +42,7 @@ def gradients_by_example(run: Forward, weights: dict[str, Tensor], x: Tensor, de
         for xb, db in zip(x.split(1), delta.split(1), strict=True):
             out = run(leaves, xb)
             rows.append(torch.autograd.grad(out, list(leaves.values()), db, materialize_grads=True, allow_unused=True))
-    return {name: torch.stack(found) for name, found in zip(leaves, zip(*rows, strict=True), strict=True)}
+    return {name: torch.stack(grads) for name, grads in zip(leaves, zip(*rows, strict=True), strict=True)}
 
 
 class JointLayer(BayesianLayer):
@@ -90,10 +90,10 @@ class JointLayer(BayesianLayer):
                     total = of(gradient).sum(1)
                     sums[name] = sums[name] + total if name in sums else total
             kept = self._sums = (x, delta, of, sums)
-        found = kept[3].pop(parameter)
+        result = kept[3].pop(parameter)
         if not kept[3]:
             self._sums = None
-        return found
+        return result
 
 
 class SampledLayer(JointLayer):
@@ -137,8 +137,8 @@ class SampledLayer(JointLayer):
         """Per-example gradients by torch.func."""
         means = [{key: self.weights.mean[name][r] for key, name in self.names.items()} for r in range(len(x))]
         each = zip(means, x.unbind(), delta.unbind(), strict=True)
-        found = [gradients_by_example(self._call, *one) for one in each]
-        return {key: torch.stack([one[key] for one in found]) for key in self.names}
+        grads = [gradients_by_example(self._call, *one) for one in each]
+        return {key: torch.stack([one[key] for one in grads]) for key in self.names}
 
 
 class FreeParameter(BayesianLayer):
@@ -205,20 +205,20 @@ class DirectParameters(JointLayer):
         each = self.drawn_once()
         if len(each) == 1:
             return self.with_weights(each[0], run, x)
-        found = []
+        outputs = []
         for r, part in enumerate(self.unfold(x)):
             with self.weights.one(r):
-                found.append(self.with_weights(each[r], run, part))
-        return torch.cat(found)
+                outputs.append(self.with_weights(each[r], run, part))
+        return torch.cat(outputs)
 
     def gradients(self, x: Tensor, delta: Tensor) -> dict[str, Tensor]:
-        found = []
+        grads = []
         for r, (xs, ds) in enumerate(zip(x, delta, strict=True)):
             with self.weights.one(r):
                 self.weights.batch, self.weights.mapped = 1, True
                 values = {key: self.weights.mean[name][0].detach() for key, name in self.names.items()}
-                found.append(gradients_by_example(lambda w, one: self.with_weights(w, self.run, one), values, xs, ds))
-        return {key: torch.stack([one[key] for one in found]) for key in self.names}
+                grads.append(gradients_by_example(lambda w, one: self.with_weights(w, self.run, one), values, xs, ds))
+        return {key: torch.stack([one[key] for one in grads]) for key in self.names}
 
 
 def _per_unit(value: Tensor) -> int:

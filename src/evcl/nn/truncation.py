@@ -47,5 +47,5 @@ def low_rank(weight: Tensor, layer: str, rank: float) -> Tensor:
         raise EvclError(f"rank must be from 1 to {most} for {layer!r}, or a fraction above 0 and below 1, not {rank!r}")
     k = int(rank) if rank >= 1 else max(1, round(rank * most))
     u, s, vh = torch.linalg.svd(double(flat), full_matrices=False)
-    found: Tensor = (u[:, :k] * s[:k]) @ vh[:k]
-    return found.to(weight).view_as(weight)
+    truncated: Tensor = (u[:, :k] * s[:k]) @ vh[:k]
+    return truncated.to(weight).view_as(weight)

@@ -66,5 +66,5 @@ def task_vae(inputs: int, width: int = 500, latents: int = 50, encoder_layers: i
 
 def layers(widths: Sequence[int], source: torch.Generator) -> list[nn.Module]:
     """Linear layers of these widths, with ReLUs between them."""
-    found = [(he_layer(source, nn.Linear, ins, outs), nn.ReLU()) for ins, outs in pairwise(widths)]
-    return list(chain.from_iterable(found))[:-1]
+    pairs = [(he_layer(source, nn.Linear, ins, outs), nn.ReLU()) for ins, outs in pairwise(widths)]
+    return list(chain.from_iterable(pairs))[:-1]

@@ -60,12 +60,12 @@ class KWinnersLayer(BayesianLayer):
 
     def counts(self, h: Tensor) -> int | Tensor:
         """The number of winners out of h [R, B, u, ...]: one for all replicas, or [R]."""
-        found = counts(self.fractions, h.shape[2])
-        if isinstance(found, int):
-            return found
+        winners = counts(self.fractions, h.shape[2])
+        if isinstance(winners, int):
+            return winners
         key = h.shape[2], h.device
         if key not in self._counts:
-            self._counts[key] = found.to(h.device)
+            self._counts[key] = winners.to(h.device)
         return self._counts[key] if self.weights.rows is None else self._counts[key][self.weights.rows]
 
 

@@ -16,7 +16,7 @@ from evcl.experiments.known import known_method
 from evcl.report.published import WORDS
 from evcl.report.results import Line
 
-CLASSES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # in LaTeX
+LATEX_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def best_note(lines: Iterable[Line]) -> str:
@@ -48,8 +48,8 @@ def plus_minus(mean: float | None, spread: float | None, places: int, scale: flo
     if mean is None:
         return Cell("-")
     text = f"{round(scale * mean, places) + 0.0:.{places}f}"  # + 0.0: no "-0.0"
-    shown = text if spread is None else f"{text} ± {scale * spread:.{places}f}"
-    return Cell(shown, scale * mean, None if spread is None else scale * spread, best)
+    full = text if spread is None else f"{text} ± {scale * spread:.{places}f}"
+    return Cell(full, scale * mean, None if spread is None else scale * spread, best)
 
 
 class Column(NamedTuple):
@@ -158,7 +158,7 @@ def escaped(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    text = re.sub(r"[\\~^]|[&%$#_{}]", lambda m: CLASSES.get(m[0], f"\\{m[0]}"), " ".join(text.split()))
+    text = re.sub(r"[\\~^]|[&%$#_{}]", lambda m: LATEX_ESCAPES.get(m[0], f"\\{m[0]}"), " ".join(text.split()))
     return text.replace("±", r"$\pm$")
 
 
@@ -180,8 +180,8 @@ def paired(a: Line, b: Line, find: Find) -> tuple[list[int], float, float | None
     """
     values = []
     for line in (a, b):
-        found = find(line)
-        each = zip(line.result.seeds, found.per_seed, strict=True) if found else ()
+        summary = find(line)
+        each = zip(line.result.seeds, summary.per_seed, strict=True) if summary else ()
         values.append({seed: value for seed, value in each if value is not None})
     common = sorted(values[0].keys() & values[1].keys())
     differences = np.array([values[0][seed] - values[1][seed] for seed in common])
@@ -198,9 +198,9 @@ def best(lines: Sequence[Line], find: Find, better: int) -> set[str]:
     """
     means = {}
     for line in lines:
-        found = find(line)
-        if found is not None and found.mean is not None and not _jointly(line):
-            means[line.label] = (better * found.mean, line)
+        summary = find(line)
+        if summary is not None and summary.mean is not None and not _jointly(line):
+            means[line.label] = (better * summary.mean, line)
     if not better or len(means) < 2:
         return set()
     _, first = max(means.values(), key=lambda one: one[0])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evcl.report.figures import SOFT, WIDTH, Draw, Sheet, key, said, settled, style
+from evcl.report.figures import GREY, TEXT_WIDTH, Draw, Sheet, key, said, settled, style
 from evcl.report.results import Group, Line
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 FEW_NAMED = 6  # with more points, the page names only some
-LEAST = 0.002  # bins with a smaller share of the predictions are left out: they say little
+MIN_BIN_SHARE = 0.002  # bins with a smaller share of the predictions are left out: they say little
 
 
 class Reliability(NamedTuple):
@@ -37,9 +37,9 @@ def reliability(line: Line) -> Reliability | None:
     share, confidence, accuracy = np.moveaxis(np.array(line.result.reliability, dtype=np.float64), 2, 0)
     whole = share.sum(0)
     weights = share / np.maximum(whole, 1e-12)
-    kept = share.mean(0) >= LEAST
-    found = (share.mean(0), (weights * confidence).sum(0), (weights * accuracy).sum(0))
-    return Reliability(*(values[kept] for values in found))
+    kept = share.mean(0) >= MIN_BIN_SHARE
+    bins = (share.mean(0), (weights * confidence).sum(0), (weights * accuracy).sum(0))
+    return Reliability(*(values[kept] for values in bins))
 
 
 def has_reliability(group: Group) -> bool:
@@ -48,8 +48,8 @@ def has_reliability(group: Group) -> bool:
 
 def size(line: Line) -> float | None:
     """What the method keeps, in MB."""
-    found = line.result.memory_bytes
-    return None if not found else found / 1e6
+    memory = line.result.memory_bytes
+    return None if not memory else memory / 1e6
 
 
 def has_memory(group: Group) -> bool:
@@ -65,13 +65,13 @@ def reliability_figure(group: Group, page: bool = False) -> Figure | None:
     if not has_reliability(group):
         return None
     with style(page):
-        sheet = Sheet((0.75 * WIDTH, 3.0), page=page)
+        sheet = Sheet((0.75 * TEXT_WIDTH, 3.0), page=page)
         (axes,) = sheet.panels
-        axes.plot([0, 100], [0, 100], color=SOFT, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
+        axes.plot([0, 100], [0, 100], color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
         for line in group.lines:
-            found = reliability(line)
-            if found is not None:
-                x, y, share = 100 * found.confidence, 100 * found.accuracy, 100 * found.share
+            bins = reliability(line)
+            if bins is not None:
+                x, y, share = 100 * bins.confidence, 100 * bins.accuracy, 100 * bins.share
                 texts = [
                     f"{line.label}\n{p:.1f} % sure: {right:.1f} % right\n{part:.1f} % of the predictions"
                     for p, right, part in zip(x, y, share, strict=True)
@@ -93,8 +93,8 @@ def reliability_figure(group: Group, page: bool = False) -> Figure | None:
 
 def confidence_range(group: Group) -> tuple[float, float]:
     """The probabilities that occur, in per cent: they start at one divided by the number of classes."""
-    found = [one.confidence.min() for one in map(reliability, group.lines) if one is not None and len(one.confidence)]
-    return max(0.0, 100 * float(min(found, default=0.0)) - 3), 102
+    least = [one.confidence.min() for one in map(reliability, group.lines) if one is not None and len(one.confidence)]
+    return max(0.0, 100 * float(min(least, default=0.0)) - 3), 102
 
 
 def memory_figure(group: Group, page: bool = False) -> Figure | None:
@@ -104,13 +104,13 @@ def memory_figure(group: Group, page: bool = False) -> Figure | None:
     if not has_memory(group):
         return None
     points = [
-        (kept, group.score.scale * mean, group.score.scale * (found.std or 0), line)
+        (kept, group.score.scale * mean, group.score.scale * (score.std or 0), line)
         for line in group.lines
         if (kept := size(line)) is not None
-        and (mean := (found := line.result.measure(line.result.score)).mean) is not None
+        and (mean := (score := line.result.measure(line.result.score)).mean) is not None
     ]
     with style(page):
-        sheet = Sheet((0.75 * WIDTH, 2.8), page=page)
+        sheet = Sheet((0.75 * TEXT_WIDTH, 2.8), page=page)
         (axes,) = sheet.panels
         for kept, mean, spread, line in points:
             bar = [mean - spread, mean, mean + spread]
@@ -141,8 +141,8 @@ def size_ticks(sizes: Sequence[float]) -> list[float]:
     """
     low, high = min(sizes), max(sizes)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [first * 10.0**power for power in powers for first in (1, 2, 5) if low <= first * 10.0**power <= high]
-    return found if len(found) > 1 else sorted({float(f"{one:.2g}") for one in (low, high)})
+    ticks = [first * 10.0**power for power in powers for first in (1, 2, 5) if low <= first * 10.0**power <= high]
+    return ticks if len(ticks) > 1 else sorted({float(f"{one:.2g}") for one in (low, high)})
 
 
 DIAGNOSTICS: dict[str, Draw] = {"-reliability": reliability_figure, "-memory": memory_figure}

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Axes = Any  # matplotlib's own types ask for more than it does
-GRID, SOFT = "#dfe3e8", "#57606a"
-WIDTH = 6.75  # inches: the text width of a conference paper
+GRID_COLOUR, GREY = "#dfe3e8", "#57606a"
+TEXT_WIDTH = 6.75  # inches: the text width of a conference paper
 PAGE_WIDTH, PAGE_POINTS = 10.5, 1.5  # inches of 96 pixels, on a wide screen; points are this much larger there
-KINDS = ("svg", "png", "pdf")
+FIGURE_FORMATS = ("svg", "png", "pdf")
 MOST_POINTS = 10  # seeds whose points are drawn
 LONGEST_DRAWN = 48  # characters of a name in a figure
 # The fonts come with matplotlib, so figures look the same everywhere; they are embedded, or drawn as outlines.
@@ -35,7 +35,7 @@ RC: dict[Any, Any] = {
     "font.family": "STIXGeneral", "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8.5, "text.parse_math": False,
     "axes.linewidth": 0.6, "axes.edgecolor": INK["light"], "axes.labelcolor": INK["light"], "text.color": INK["light"],
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
-    "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.6, "lines.linewidth": 1.3,
+    "axes.axisbelow": True, "grid.color": GRID_COLOUR, "grid.linewidth": 0.6, "lines.linewidth": 1.3,
     "xtick.color": INK["light"], "xtick.major.width": 0.6, "xtick.major.size": 2.5,
     "ytick.color": INK["light"], "ytick.major.width": 0.6, "ytick.major.size": 2.5,
     "savefig.dpi": 300, "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "evcl",
@@ -59,7 +59,7 @@ class Sheet:
         from matplotlib.figure import Figure
 
         self.page = page
-        scale = PAGE_WIDTH / WIDTH if page else 1.0
+        scale = PAGE_WIDTH / TEXT_WIDTH if page else 1.0
         self.figure = Figure(figsize=(scale * size[0], (1.2 if page else 1.0) * size[1]), layout="constrained")
         self.panels: list[Axes] = list(self.figure.subplots(rows, columns, squeeze=False, sharex=rows > 1).flat)
 
@@ -121,7 +121,7 @@ def score_figure(group: Group, page: bool = False) -> Figure:
     with style(page):
         zoom = enlarged(group)
         rows = math.ceil((len(group.lines) + group.has_published) / 4)
-        print_size = (WIDTH, 2.4 + 0.17 * rows) if zoom else (0.75 * WIDTH, 2.6)
+        print_size = (TEXT_WIDTH, 2.4 + 0.17 * rows) if zoom else (0.75 * TEXT_WIDTH, 2.6)
         sheet = Sheet((print_size[0], 2.6) if page else print_size, columns=2 if zoom else 1, page=page)
         _curves(sheet, sheet.panels[0], group, published=True)
         sheet.panels[0].set_ylabel(group.score.title)
@@ -130,7 +130,7 @@ def score_figure(group: Group, page: bool = False) -> Figure:
         if zoom:
             _curves(sheet, sheet.panels[1], group, published=False)
             sheet.panels[1].set_ylim(*zoom)
-            sheet.panels[1].set_title("enlarged: the better half of the methods", loc="left", color=SOFT)
+            sheet.panels[1].set_title("enlarged: the better half of the methods", loc="left", color=GREY)
         key(sheet, group, below=zoom is not None)
         return settled(sheet.figure)
 
@@ -184,7 +184,7 @@ def key(sheet: Sheet, group: Group, below: bool) -> None:
         for line in group.lines
     ]
     if group.has_published:
-        handles.append((Line2D([], [], color=SOFT, linestyle=(0, (3, 2)), linewidth=0.9), "published"))
+        handles.append((Line2D([], [], color=GREY, linestyle=(0, (3, 2)), linewidth=0.9), "published"))
     place = {"loc": "outside lower center", "ncols": 4} if below else {"loc": "outside right center"}
     sheet.legend(handles, handlelength=2.2, columnspacing=1.4, **place)
 
@@ -206,8 +206,8 @@ def enlarged(group: Group) -> tuple[float, float] | None:
     best = sorted(group.lines, key=place)
     curves = [group.score.scale * line.curve[0] for line in best]
     low, high = _range([*_published(group), *curves])
-    found = _range(curves[: math.ceil(len(best) / 2)])
-    return found if found[1] - found[0] < 0.4 * (high - low) else None
+    better = _range(curves[: math.ceil(len(best) / 2)])
+    return better if better[1] - better[0] < 0.4 * (high - low) else None
 
 
 def _published(group: Group) -> list[np.ndarray]:
@@ -235,7 +235,7 @@ def matrix_figure(group: Group, page: bool = False) -> Figure:
         count = len(group.lines)
         columns = min(count, 4 if count <= 8 else 5)
         rows = math.ceil(count / columns)
-        side = (WIDTH - 0.5) / max(columns, 4)
+        side = (TEXT_WIDTH - 0.5) / max(columns, 4)
         figure = Figure(figsize=(columns * side + 0.5, rows * (side + 0.25) + 0.4))
         figure.set_layout_engine("constrained", h_pad=0.055, w_pad=0.025)
         panels = figure.subplots(rows, columns, squeeze=False)
@@ -265,9 +265,9 @@ def matrix_range(group: Group) -> tuple[float, float]:
 
 def matrix(line: Line) -> np.ndarray:
     """The score [after task t, on task k] in its unit, mean over seeds; NaN above the diagonal and if not measured."""
-    found: np.ndarray = SCORES[line.result.score].scale * line.matrices.mean(0)
-    found[np.triu_indices(len(found), 1)] = np.nan
-    return found
+    values: np.ndarray = SCORES[line.result.score].scale * line.matrices.mean(0)
+    values[np.triu_indices(len(values), 1)] = np.nan
+    return values
 
 
 def only_last(line: Line) -> bool:
@@ -303,7 +303,7 @@ def _matrix(panel: Axes, line: Line, low: float, high: float, size: float) -> An
             text = f"{values[t, k]:.1f}".replace("100.0", "100")
             panel.text(k, t, text, ha="center", va="center", fontsize=size)
     if only_last(line):
-        place = {"ha": "center", "va": "center", "fontsize": size, "color": SOFT, "transform": panel.transAxes}
+        place = {"ha": "center", "va": "center", "fontsize": size, "color": GREY, "transform": panel.transAxes}
         panel.text(0.5, 0.6, "measured after\nthe last task only", **place)
     return image
 
@@ -320,10 +320,10 @@ class Panel(NamedTuple):
 def task_panels(group: Group) -> list[Panel]:
     """What is shown of the results beside their score: forgetting and, of classes, likelihood and calibration."""
     unit = f" ({group.score.unit})" if group.score.unit else ""
-    shown = [("forgetting", f"forgetting{unit}", group.score.scale)]
+    measures = [("forgetting", f"forgetting{unit}", group.score.scale)]
     if group.classified:
-        shown += [("nll", "NLL (nats)", 1.0), ("ece", "ECE (%)", 100.0)]
-    return [Panel(title, scale, [line.result.measure(name) for line in group.lines]) for name, title, scale in shown]
+        measures += [("nll", "NLL (nats)", 1.0), ("ece", "ECE (%)", 100.0)]
+    return [Panel(title, scale, [line.result.measure(name) for line in group.lines]) for name, title, scale in measures]
 
 
 def measures_figure(group: Group, page: bool = False) -> Figure:
@@ -347,7 +347,7 @@ def side_by_side(group: Group, lines: Sequence[Line], panels: Sequence[Panel], p
     """Measures side by side, a row per method; what nobody was measured for is left out."""
     measured = [one for one in panels if any(s is not None and s.mean is not None for s in one.summaries)] or panels[:1]
     with style(page):
-        sheet = Sheet((WIDTH, 0.75 + 0.2 * len(lines)), columns=len(measured), page=page)
+        sheet = Sheet((TEXT_WIDTH, 0.75 + 0.2 * len(lines)), columns=len(measured), page=page)
         for panel, one in zip(sheet.panels, measured, strict=True):
             for place, (line, summary) in enumerate(zip(lines, one.summaries, strict=True)):
                 if summary is not None and summary.mean is not None:

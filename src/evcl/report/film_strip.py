@@ -25,11 +25,11 @@ def film_strip(frames: Sequence[NDArray[np.uint8]], path: str | Path, title: str
         axis.imshow(frame)
         axis.set_axis_off()
     figure.suptitle(title)
-    found = Path(path)
+    file = Path(path)
 
     def write(temporary: Path) -> None:
-        found.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary, format=found.suffix.lstrip(".") or "png", dpi=100)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(temporary, format=file.suffix.lstrip(".") or "png", dpi=100)
 
-    write_atomically(found, write)
-    return found
+    write_atomically(file, write)
+    return file

@@ -24,7 +24,7 @@ from evcl.report import diagnostics, figures, runs, streams, tables
 from evcl.report.cells import best_note
 from evcl.report.published import WORDS
 from evcl.report.results import Group, Line, scenarios, series
-from evcl.report.styles import BACK, INK, Style
+from evcl.report.styles import INK, PAGE_COLOURS, Style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ SVG = "http://www.w3.org/2000/svg"
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
-MANY = 8  # matrices that are shown at once; the others are folded away
+OPEN_MATRICES = 8  # matrices that are shown at once; the others are folded away
 
 
 def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
@@ -59,7 +59,7 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
         ranked={group.slug: [numbers[label] for label in _ranked(group)] for group in groups.values()},
         scenarios=compared,
         best=best_note(line for group in groups.values() for line in group.lines).replace("**", ""),
-        many=MANY,
+        many=OPEN_MATRICES,
         styles=styles,
         numbers=numbers,
         known=known_benchmark,
@@ -129,12 +129,12 @@ def _say(element: ElementTree.Element, numbers: Mapping[str, int], label: str, e
 def _colours(styles: Iterable[Style]) -> str:
     """The colours of figures in a light and a dark theme."""
     themes: dict[str, str] = {}
-    for theme, background in BACK.items():
+    for theme, background in PAGE_COLOURS.items():
         named = {
             INK["light"]: INK[theme],
             "#ffffff": background,
-            figures.SOFT: "var(--soft)",
-            figures.GRID: "var(--line)",
+            figures.GREY: "var(--soft)",
+            figures.GRID_COLOUR: "var(--line)",
         }
         named |= {style.light.lower(): getattr(style, theme) for style in styles}
         themes[theme] = ":root{" + "".join(f"--x{one[1:]}:{value};" for one, value in named.items()) + "}"
@@ -166,9 +166,9 @@ def _ranked(group: Group) -> list[str]:
     def place(line: Line) -> float:
         if group.is_stream:
             name = streams.measured(group)[0]
-            found, better = streams.block(line).measures.get(name), streams.SHOWN[name].better
+            summary, better = streams.block(line).measures.get(name), streams.MEASURES[name].better
         else:
-            found, better = line.result.measure(line.result.score), 1
-        return math.inf if found is None or found.mean is None else -better * found.mean
+            summary, better = line.result.measure(line.result.score), 1
+        return math.inf if summary is None or summary.mean is None else -better * summary.mean
 
     return [line.label for line in sorted(group.lines, key=place)]

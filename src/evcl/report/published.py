@@ -16,8 +16,8 @@ WORDS: dict[str, Any] = tomllib.loads(files("evcl.report").joinpath("words.toml"
 def published() -> dict[tuple[str, str], Curve]:
     """Maps (benchmark, method) to the published average accuracy after each task."""
     lines = files("evcl.report").joinpath("published.csv").read_text("utf-8").splitlines()
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    curves: dict[tuple[str, str], dict[int, float]] = {}
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-        curve = found.setdefault((row["benchmark"], row["method"]), {})
+        curve = curves.setdefault((row["benchmark"], row["method"]), {})
         curve[int(row["tasks_trained"])] = float(row["average_accuracy"])
-    return {key: tuple(curve[t] for t in sorted(curve)) for key, curve in found.items()}
+    return {key: tuple(curve[t] for t in sorted(curve)) for key, curve in curves.items()}

@@ -18,11 +18,11 @@ from evcl.experiments.known import known_benchmark, known_method
 from evcl.experiments.result import SCORES, Score
 from evcl.metrics import accuracy_curve
 from evcl.report.published import Curve, published
-from evcl.report.styles import NAMES, STYLES, Style, assign
+from evcl.report.styles import METHOD_NAMES, STYLES, Style, assign
 
 Floats = NDArray[np.float64]
 HELD_OUT = "held-out data"
-ORDER = [*STYLES, *METHOD_SUMMARIES]  # of methods
+METHOD_ORDER = [*STYLES, *METHOD_SUMMARIES]
 
 
 @dataclass(frozen=True)
@@ -128,16 +128,16 @@ def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
     """Groups of comparable results, by name: benchmarks in the order of `evcl list`, methods in the paper's order."""
     order = list(BENCHMARK_SUMMARIES)
     keys = sorted({_key(r) for r in results}, key=lambda key: (_place(key[0], order), key[1:]))
-    in_order = sorted(results, key=lambda r: (_place(r.name, ORDER), r.preset != "tuned"))
+    in_order = sorted(results, key=lambda r: (_place(r.name, METHOD_ORDER), r.preset != "tuned"))
     members = {key: [r for r in in_order if _key(r) == key] for key in keys}
-    names = {id_: name for id_, name in NAMES.items() if name not in {r.name for r in results}}
+    names = {id_: name for id_, name in METHOD_NAMES.items() if name not in {r.name for r in results}}
     suffixes = {key: [_suffix(r, group) for r in group] for key, group in members.items()}
     labels = {
         key: [names.get(r.name, r.name) + suffix for r, suffix in zip(group, suffixes[key], strict=True)]
         for key, group in members.items()
     }
     pairs = [(label, r.name) for key in keys for label, r in zip(labels[key], members[key], strict=True)]
-    styles = assign(sorted(pairs, key=lambda pair: _place(pair[1], ORDER)))
+    styles = assign(sorted(pairs, key=lambda pair: _place(pair[1], METHOD_ORDER)))
     groups: dict[str, Group] = {}
     slugs: set[str] = set()
     for key, group in members.items():
@@ -153,7 +153,7 @@ def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
 def series(groups: Iterable[Group]) -> dict[str, Style]:
     """Every label of a report, in the order of its tables."""
     lines = [line for group in groups for line in group.lines]
-    lines.sort(key=lambda line: _place(line.result.name, ORDER))
+    lines.sort(key=lambda line: _place(line.result.name, METHOD_ORDER))
     return {line.label: line.style for line in lines}
 
 
@@ -217,12 +217,12 @@ def _published(key: Key, result: Result) -> Curve | None:
 
 def scenarios(groups: Iterable[Group]) -> dict[str, list[Group]]:
     """The groups that show one benchmark in several scenarios, by the benchmark's name."""
-    found: dict[tuple[str, int, float], list[Group]] = {}
+    grouped: dict[tuple[str, int, float], list[Group]] = {}
     for group in groups:
         first = group.lines[0].result
         if not group.is_stream:
-            found.setdefault((first.benchmark, first.tasks, first.validation), []).append(group)
-    several = {key: some for key, some in found.items() if len(some) > 1}
+            grouped.setdefault((first.benchmark, first.tasks, first.validation), []).append(group)
+    several = {key: some for key, some in grouped.items() if len(some) > 1}
     names = [key[0] for key in several]
     return {
         name if names.count(name) == 1 else f"{name}, {tasks} tasks, {validation:.0%} held out": some

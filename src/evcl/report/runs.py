@@ -9,27 +9,27 @@ from evcl.experiments.known import KnownMethod, known_benchmark, known_method
 from evcl.experiments.trunk import is_text
 
 # entries of a configuration that are not settings
-SHAPE = ("tasks", "scenario", "hidden", "network", "precision", "device")
+SHAPE_KEYS = ("tasks", "scenario", "hidden", "network", "precision", "device")
 UNUSED = ("validation", 0.0)
 
 
 def seeds(result: Result) -> str:
     """'0-4', or '0, 7, 9'."""
-    found = result.seeds
-    if len(found) > 2 and found == list(range(found[0], found[0] + len(found))):
-        return f"{found[0]}-{found[-1]}"
-    return ", ".join(map(str, found))
+    numbers = result.seeds
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(map(str, numbers))
 
 
 def machine(result: Result) -> str:
     """The hardware, and the precision of matrix products if it is not fp32."""
-    found, precision = result.environment, result.config.get("precision", "fp32")
-    return f"{found.device}{'' if precision == 'fp32' else f' ({precision})'}, {found.platform}"
+    env, precision = result.environment, result.config.get("precision", "fp32")
+    return f"{env.device}{'' if precision == 'fp32' else f' ({precision})'}, {env.platform}"
 
 
 def software(result: Result) -> str:
-    found = result.environment
-    return f"evcl {found.evcl}, torch {found.torch}, {found.threads} thread{'s' * (found.threads != 1)}"
+    env = result.environment
+    return f"evcl {env.evcl}, torch {env.torch}, {env.threads} thread{'s' * (env.threads != 1)}"
 
 
 def settings(result: Result) -> dict[str, str]:
@@ -69,7 +69,7 @@ def command(result: Result) -> str:
 
 def _given(result: Result) -> dict[str, object]:
     """The settings that differ from the preset's; all settings if the method is not registered here."""
-    named = {name: value for name, value in result.config.items() if name not in SHAPE and (name, value) != UNUSED}
+    named = {name: value for name, value in result.config.items() if name not in SHAPE_KEYS and (name, value) != UNUSED}
     method = _method(result)
     if result.preset not in SUMMARIES or method is None:
         return named

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from evcl.experiments.result import StreamMeasures
 from evcl.report.cells import Cell, Column, Table, escaped, plus_minus
-from evcl.report.figures import SOFT, WIDTH, Axes, Draw, Panel, Sheet, said, settled, side_by_side, style
+from evcl.report.figures import GREY, TEXT_WIDTH, Axes, Draw, Panel, Sheet, said, settled, side_by_side, style
 from evcl.report.published import WORDS
 from evcl.report.results import Group, Line
 from evcl.report.runs import command, machine, seeds
@@ -33,7 +33,7 @@ class Measure(NamedTuple):
     better: int = -1
 
 
-SHOWN = {
+MEASURES = {
     "accuracy": Measure("accuracy (%)", 100.0, 2, 1),
     "rmse": Measure("RMSE", places=4),
     "nll": Measure("log-loss (nats)"),
@@ -42,35 +42,35 @@ SHOWN = {
     "kappa": Measure("kappa", better=1),
     "coverage": Measure("coverage (%)", 100.0, 1, 0),
 }
-DRAWN = ("accuracy", "rmse", "nll")  # in this order, as far as they were measured
+DRAWN_MEASURES = ("accuracy", "rmse", "nll")  # in this order, as far as they were measured
 
 
 def block(line: Line) -> StreamMeasures:
     """What a line of a stream's group was measured."""
-    found = line.result.prequential
-    if found is None:
+    measures = line.result.prequential
+    if measures is None:
         raise ValueError(f"{line.label} is no result of a stream")
-    return found
+    return measures
 
 
 def measured(group: Group) -> list[str]:
-    """The measures that a line of the group has, in the order of SHOWN."""
-    return [name for name in SHOWN if any(name in block(line).measures for line in group.lines)]
+    """The measures that a line of the group has, in the order of MEASURES."""
+    return [name for name in MEASURES if any(name in block(line).measures for line in group.lines)]
 
 
 def drawn(group: Group) -> list[str]:
     """The measures that have curves."""
-    return [name for name in DRAWN if any(name in block(line).curves for line in group.lines)]
+    return [name for name in DRAWN_MEASURES if any(name in block(line).curves for line in group.lines)]
 
 
 def curve(line: Line, name: str) -> tuple[Floats, Floats, Floats]:
     """The last row of each window, and the mean and standard deviation over the seeds of a measure, as it is shown. A
     last window of less than half the size is left out: it says little.
     """
-    found, scale = block(line), SHOWN[name].scale
-    values = scale * np.array(found.curves.get(name, [[None] * -(-found.rows // found.window)]), dtype=np.float64)
-    ends = np.minimum(found.window * np.arange(1, values.shape[1] + 1), found.rows)
-    if values.shape[1] > 1 and 2 * (found.rows % found.window or found.window) < found.window:
+    stream, scale = block(line), MEASURES[name].scale
+    values = scale * np.array(stream.curves.get(name, [[None] * -(-stream.rows // stream.window)]), dtype=np.float64)
+    ends = np.minimum(stream.window * np.arange(1, values.shape[1] + 1), stream.rows)
+    if values.shape[1] > 1 and 2 * (stream.rows % stream.window or stream.window) < stream.window:
         values, ends = values[:, :-1], ends[:-1]
     spread = values.std(0, ddof=1) if len(values) > 1 else np.full(values.shape[1], np.nan)
     return ends.astype(np.float64), values.mean(0), spread
@@ -100,21 +100,21 @@ def short_table(group: Group) -> Table:
     short = {"nll": "log-loss", "brier": "Brier", "rmse": "RMSE"}
     made = []
     for line in group.lines:
-        found, cells = block(line), [line.name]
+        stream, cells = block(line), [line.name]
         for i, one in enumerate(names):
-            summary, how = found.measures.get(one), SHOWN[one]
+            summary, how = stream.measures.get(one), MEASURES[one]
             mean, std = (None, None) if summary is None else (summary.mean, None if i else summary.std)
             cells.append(plus_minus(mean, std, max(1, how.places - 1) if how.scale > 1 else how.places, how.scale))
         made.append(((line.label,), (*cells, *_counts(line)[:2])))
-    columns = (short.get(one) or SHOWN[one].name.replace(" (%)", " %") for one in names)
+    columns = (short.get(one) or MEASURES[one].name.replace(" (%)", " %") for one in names)
     return Table(("method", *columns, "alarms", "rows/s"), tuple(made))
 
 
 def _counts(line: Line) -> tuple[str, str, str]:
     """Alarms, rows per second and seconds, of one seed."""
-    found, count = block(line), len(line.result.seeds)
-    seconds, alarms = line.result.seconds / count, sum(map(len, found.alarms)) / count
-    rate = "-" if not seconds else f"{found.rows / seconds:,.0f}"
+    stream, count = block(line), len(line.result.seeds)
+    seconds, alarms = line.result.seconds / count, sum(map(len, stream.alarms)) / count
+    rate = "-" if not seconds else f"{stream.rows / seconds:,.0f}"
     return f"{alarms:g}" if count == 1 else f"{alarms:.1f}", rate, f"{seconds:.1f}"
 
 
@@ -122,7 +122,7 @@ def stream_table(group: Group) -> Table:
     """All measures of a stream; alarms and seconds are per seed."""
     lines = group.lines
     columns = [Column("method", [x.label for x in lines]), Column("seeds", [seeds(x.result) for x in lines])]
-    columns += [Column(SHOWN[name].name, _column(lines, name)) for name in measured(group)]
+    columns += [Column(MEASURES[name].name, _column(lines, name)) for name in measured(group)]
     counts = [_counts(line) for line in lines]
     columns += [Column(name, [one[i] for one in counts]) for i, name in enumerate(("alarms", "rows/s", "seconds"))]
     if any(line.result.memory_bytes is not None for line in lines):
@@ -132,7 +132,7 @@ def stream_table(group: Group) -> Table:
 
 def _column(lines: Sequence[Line], name: str) -> list[Cell]:
     """A measure of each line, the best marked."""
-    how = SHOWN[name]
+    how = MEASURES[name]
     return _cells(lines, lambda line: block(line).measures.get(name), how.better, how.places, how.scale)
 
 
@@ -141,8 +141,8 @@ def overview(groups: list[Group], name: str) -> Table:
     labels = list(dict.fromkeys(line.label for group in groups for line in group.lines))
     columns = [Column("method", labels)]
     for group in groups:
-        found = dict(zip((line.label for line in group.lines), _column(group.lines, name), strict=True))
-        columns.append(Column(group.name, [found.get(label, Cell("-")) for label in labels]))
+        cells = dict(zip((line.label for line in group.lines), _column(group.lines, name), strict=True))
+        columns.append(Column(group.name, [cells.get(label, Cell("-")) for label in labels]))
     return Table.of(columns, labels)
 
 
@@ -169,14 +169,14 @@ def stream_figure(group: Group, page: bool = False) -> Figure:
 
     with style(page):
         names = drawn(group)
-        sheet = Sheet((WIDTH, 0.6 + 1.5 * max(1, len(names))), rows=max(1, len(names)), page=page)
+        sheet = Sheet((TEXT_WIDTH, 0.6 + 1.5 * max(1, len(names))), rows=max(1, len(names)), page=page)
         panels = sheet.panels
         for panel, name in zip(panels, names, strict=False):
             for depth, line in enumerate(group.lines):
                 _course(sheet, panel, line, name, 4 - depth / len(group.lines))
             for row in changes(group):
-                panel.axvline(row, color=SOFT, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
-            panel.set_ylabel(SHOWN[name].name)
+                panel.axvline(row, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
+            panel.set_ylabel(MEASURES[name].name)
             panel.margins(x=0.01)
             if page:
                 panel.set_ylim(*fitted(group, name))
@@ -197,10 +197,10 @@ def stream_figure(group: Group, page: bool = False) -> Figure:
         sheet.title(group)
         handles = [(Line2D([], [], color=line.style.light), line.label) for line in group.lines]
         if warned:
-            tick = Line2D([], [], color=SOFT, marker="|", markersize=6, markeredgewidth=1.4, linestyle="")
+            tick = Line2D([], [], color=GREY, marker="|", markersize=6, markeredgewidth=1.4, linestyle="")
             handles.append((tick, "alarm"))
         if changes(group):
-            handles.append((Line2D([], [], color=SOFT, linewidth=0.8, linestyle=(0, (3, 2))), "known change"))
+            handles.append((Line2D([], [], color=GREY, linewidth=0.8, linestyle=(0, (3, 2))), "known change"))
         sheet.legend(handles, loc="outside lower center", ncols=6, handlelength=1.8)
         return settled(sheet.figure)
 
@@ -222,7 +222,7 @@ def _course(sheet: Sheet, panel: Axes, line: Line, name: str, order: float) -> N
 def fitted(group: Group, name: str) -> tuple[float, float]:
     """The range of the better half of the lines, and as much again on either side if there is something there."""
     means = [values[np.isfinite(values)] for values in (curve(line, name)[1] for line in group.lines)]
-    known = sorted((values for values in means if len(values)), key=lambda v: -SHOWN[name].better * v.mean())
+    known = sorted((values for values in means if len(values)), key=lambda v: -MEASURES[name].better * v.mean())
     if not known:
         return 0.0, 1.0
     half, every = np.concatenate(known[: (len(known) + 2) // 2]), np.concatenate(known)
@@ -236,7 +236,7 @@ def stream_measures_figure(group: Group, page: bool = False) -> Figure:
     """The measures over all rows that have no curve of their own: mean, standard deviation, and each seed."""
     names = [name for name in measured(group) if name not in ("rmse", "accuracy")]
     panels = [
-        Panel(SHOWN[name].name, SHOWN[name].scale, [block(line).measures.get(name) for line in group.lines])
+        Panel(MEASURES[name].name, MEASURES[name].scale, [block(line).measures.get(name) for line in group.lines])
         for name in names
     ]
     return side_by_side(group, group.lines, panels, page)

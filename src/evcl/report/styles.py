@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 
 INK = {"light": "#1b1f24", "dark": "#e6edf3"}
-BACK = {"light": "#ffffff", "dark": "#0f1318"}
+PAGE_COLOURS = {"light": "#ffffff", "dark": "#0f1318"}
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,24 @@ class Style:
 
 TABLES = tomllib.loads(files("evcl.report").joinpath("styles.toml").read_text("utf-8"))
 STYLES = {method: Style(*values) for method, values in TABLES["styles"].items()}
-NAMES: dict[str, str] = TABLES["names"]
+METHOD_NAMES: dict[str, str] = TABLES["names"]
 SPARE = tuple(Style(*values) for values in TABLES["spare"]["styles"])
 
 
 def assign(names: Iterable[tuple[str, str]]) -> dict[str, Style]:
     """A style for each label in (label, method): a method's first label gets its own style, the others a spare one."""
-    found: dict[str, Style] = {}
+    styles: dict[str, Style] = {}
     owners: set[str] = set()
     spared = 0
     for label, method in names:
-        if label in found:
+        if label in styles:
             continue
         if method in STYLES and method not in owners:
             owners.add(method)
-            found[label] = STYLES[method]
+            styles[label] = STYLES[method]
         else:
             turns, place = divmod(spared, len(SPARE))
             mark = SPARE[(place + turns) % len(SPARE)]  # once all colours are used, repeat them with other markers
-            found[label] = replace(SPARE[place], marker=mark.marker, sign=mark.sign)
+            styles[label] = replace(SPARE[place], marker=mark.marker, sign=mark.sign)
             spared += 1
-    return found
+    return styles

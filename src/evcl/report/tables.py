@@ -33,8 +33,8 @@ def definitions(groups: Iterable[Group]) -> str:
 
 def score(line: Line, measure: str | None = None, places: int | None = None) -> str:
     """The score of a result, or a measure in its unit, such as forgetting."""
-    kind, found = SCORES[line.result.score], line.result.measure(measure or line.result.score)
-    return plus_minus(found.mean, found.std, kind.places if places is None else places, kind.scale)
+    kind, summary = SCORES[line.result.score], line.result.measure(measure or line.result.score)
+    return plus_minus(summary.mean, summary.std, kind.places if places is None else places, kind.scale)
 
 
 def short_columns(group: Group) -> tuple[str, ...]:
@@ -111,18 +111,18 @@ def _cells(lines: Sequence[Line], find: Find, better: int, places: int, scale: f
     """A measure of each line, the best marked."""
     marked, cells = best(lines, find, better), []
     for line in lines:
-        found = find(line) or Summary(None, None, [])
-        cells.append(plus_minus(found.mean, found.std, places, scale, line.label in marked))
+        summary = find(line) or Summary(None, None, [])
+        cells.append(plus_minus(summary.mean, summary.std, places, scale, line.label in marked))
     return cells
 
 
 def _inferred(line: Line) -> str:
     """The accuracy if the task is inferred, and how: by likelihood if the method has one, otherwise by entropy."""
-    found = line.result.inferred_accuracy
-    how = next((one for one in ("likelihood", "entropy") if one in found), None)
+    accuracies = line.result.inferred_accuracy
+    how = next((one for one in ("likelihood", "entropy") if one in accuracies), None)
     if how is None:
         return "-"
-    cell = percent(found[how])
+    cell = percent(accuracies[how])
     return Cell(f"{cell} ({how})", cell.mean, cell.std)
 
 
@@ -141,11 +141,11 @@ def main_table(groups: Iterable[Group]) -> Table:
     columns = [Column("method", labels)]
     for group in groups:
         kind, lines = group.score, {line.label: line for line in group.lines}
-        found = _cells(group.lines, lambda x: x.result.measure(x.result.score), 1, kind.places, kind.scale)
-        shown = {line.label: _bracketed(line, cell) for line, cell in zip(group.lines, found, strict=True)}
+        cells = _cells(group.lines, lambda x: x.result.measure(x.result.score), 1, kind.places, kind.scale)
+        by_label = {line.label: _bracketed(line, cell) for line, cell in zip(group.lines, cells, strict=True)}
         name = group.name if group.classified else f"{group.name}: {kind.title}"
         unit = kind.unit if group.classified else ""
-        columns.append(Column(name, [shown[label] if label in lines else Cell("-") for label in labels], unit))
+        columns.append(Column(name, [by_label[label] if label in lines else Cell("-") for label in labels], unit))
     return Table.of(columns, labels)
 
 
@@ -157,8 +157,8 @@ def _bracketed(line: Line, cell: Cell) -> Cell:
 
 def scenario_table(groups: Sequence[Group]) -> Table:
     """The score after the last task in each scenario of one benchmark: a row per method, a column per scenario."""
-    found = main_table(groups)
-    return Table(("method", *(group.scenario_name for group in groups)), found.rows, found.units)
+    table = main_table(groups)
+    return Table(("method", *(group.scenario_name for group in groups)), table.rows, table.units)
 
 
 def matrix_table(group: Group) -> Table:

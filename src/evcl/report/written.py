@@ -10,7 +10,7 @@ from evcl._core.files import locked, remove_leftovers, write_atomically
 from evcl.experiments.samples import decoded
 from evcl.report.cells import Table
 from evcl.report.diagnostics import DIAGNOSTICS
-from evcl.report.figures import FIGURES, KINDS, save_figure
+from evcl.report.figures import FIGURE_FORMATS, FIGURES, save_figure
 from evcl.report.html_page import page
 from evcl.report.results import Group, by_benchmark, file_name, find_results, scenarios
 from evcl.report.streams import STREAM_FIGURES, overview, stream_table, streams_markdown
@@ -47,7 +47,7 @@ def _written(folder: Path, groups: dict[str, Group], title: str, made: str) -> l
     for group in groups.values():
         for suffix, draw in {**(STREAM_FIGURES if group.is_stream else FIGURES), **DIAGNOSTICS}.items():
             figure = draw(group, False)
-            for kind in KINDS if figure is not None else ():
+            for kind in FIGURE_FORMATS if figure is not None else ():
                 assert figure is not None
                 written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
                 remove_leftovers(written[-1])
@@ -74,13 +74,13 @@ def _put(path: Path, content: bytes) -> Path:
 def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
     """Every table of a report, by its name as used in file names."""
     tasks, streams = ([group for group in groups if group.is_stream == is_stream] for is_stream in (False, True))
-    found = {"all-benchmarks": main_table(tasks)} if tasks else {}
-    found |= {f"all-streams-{name}": overview(streams, name) for name in ("accuracy", "nll") if streams}
-    found |= {f"scenarios-{file_name(name)}": scenario_table(some) for name, some in scenarios(groups).items()}
+    tables = {"all-benchmarks": main_table(tasks)} if tasks else {}
+    tables |= {f"all-streams-{name}": overview(streams, name) for name in ("accuracy", "nll") if streams}
+    tables |= {f"scenarios-{file_name(name)}": scenario_table(some) for name, some in scenarios(groups).items()}
     for group in groups:
-        found[group.slug] = stream_table(group) if group.is_stream else full_table(group, every=True)
+        tables[group.slug] = stream_table(group) if group.is_stream else full_table(group, every=True)
         if not group.is_stream:
-            found[f"{group.slug}-matrices"] = matrix_table(group)
+            tables[f"{group.slug}-matrices"] = matrix_table(group)
             paired = paired_table(group)
-            found |= {} if paired is None else {f"{group.slug}-differences": paired}
-    return found
+            tables |= {} if paired is None else {f"{group.slug}-differences": paired}
+    return tables

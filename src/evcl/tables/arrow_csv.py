@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from evcl._core.bounds import ROWS_A_PIECE, rows_a_piece
-from evcl.tables.source import WHOLE, Floats
+from evcl.tables.source import MAX_EXACT, Floats
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BLOCK = 1 << 20  # bytes that pyarrow reads at a time
+BYTES_AT_ONCE = 1 << 20  # that pyarrow reads
 
 
 class ArrowCells(Sequence[str]):
@@ -50,17 +50,17 @@ class ArrowCells(Sequence[str]):
 
         array = self._array
         try:
-            found = array.cast(pa.float64())
+            floats = array.cast(pa.float64())
         except pa.ArrowInvalid:
             plain = pc.utf8_trim_whitespace(array)
             array = pc.if_else(pc.is_in(plain, pa.array(sorted(missing), pa.string())), None, plain)
             try:
-                found = array.cast(pa.float64())
+                floats = array.cast(pa.float64())
             except pa.ArrowInvalid:
                 return None
-        numbers: Floats = found.to_numpy(zero_copy_only=False)
+        numbers: Floats = floats.to_numpy(zero_copy_only=False)
         absent = np.isnan(numbers)
-        if int(absent.sum()) > array.null_count or (np.abs(numbers[~absent]) >= WHOLE).any():
+        if int(absent.sum()) > array.null_count or (np.abs(numbers[~absent]) >= MAX_EXACT).any():
             return None
         return numbers
 
@@ -88,7 +88,7 @@ def column_pieces(
 
     columns = [name for name in names if name in wanted]
     options = (
-        csv.ReadOptions(use_threads=False, block_size=BLOCK, column_names=list(names), skip_rows=skip),
+        csv.ReadOptions(use_threads=False, block_size=BYTES_AT_ONCE, column_names=list(names), skip_rows=skip),
         csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()), include_columns=columns, strings_can_be_null=False

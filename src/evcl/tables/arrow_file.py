@@ -85,8 +85,8 @@ class ArrowSource(Source):
             missing = column.is_null().to_numpy(zero_copy_only=False)
             return np.ma.masked_array(digits, missing) if missing.any() else digits
         if types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
-            found: Values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-            return found
+            floats: Values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            return floats
         if types.is_duration(kind):
             whole = column.cast(pa.duration("us"), safe=False).cast(pa.int64()).cast(pa.float64(), safe=False)
             return np.asarray(whole.to_numpy(zero_copy_only=False)) / 1e6  # seconds
@@ -106,20 +106,20 @@ class ArrowSource(Source):
         where = f"column {name!r}"
         if int(pc.max(pc.binary_length(texts.cast(pa.binary()))).as_py() or 0) > 4 * MOST_TEXT:
             bad(self.path, where, f"a text is longer than the maximum of {MOST_TEXT:,} characters")
-        found = np.empty(len(texts), dtype=object)
+        objects = np.empty(len(texts), dtype=object)
         try:
-            found[:] = texts.to_pylist()
+            objects[:] = texts.to_pylist()
         except UnicodeDecodeError:
             for i, value in enumerate(texts.cast(pa.binary()).to_pylist()):
                 if value is not None and value.decode("utf-8", "ignore").encode() != value:
                     row = i if codes is None else codes.to_pylist().index(i) if i in codes.to_pylist() else 0
                     bad(self.path, f"row {start + row + 1}, {where}", "it holds a text that is not UTF-8")
-        if any(value is not None and len(value) > MOST_TEXT for value in found):
+        if any(value is not None and len(value) > MOST_TEXT for value in objects):
             bad(self.path, where, f"a text is longer than the maximum of {MOST_TEXT:,} characters")
         if codes is None:
-            return found
-        places = codes.fill_null(len(found)).to_numpy(zero_copy_only=False)
-        chosen: Values = np.append(found, np.array([None], dtype=object))[places]
+            return objects
+        places = codes.fill_null(len(objects)).to_numpy(zero_copy_only=False)
+        chosen: Values = np.append(objects, np.array([None], dtype=object))[places]
         return chosen
 
     def _dates(self, column: pa.Array, kind: pa.DataType) -> Values:
@@ -131,8 +131,8 @@ class ArrowSource(Source):
             column = pc.local_timestamp(column)
         elif pa.types.is_time(kind):
             column = column.cast(pa.time64("us"), safe=False).cast(pa.int64())
-        found: Values = column.cast(pa.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
-        return found
+        dates: Values = column.cast(pa.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
+        return dates
 
 
 class ParquetFile(ArrowSource):
@@ -193,10 +193,10 @@ class ArrowFile(ArrowSource):
         reader = self._reader()
         files = hasattr(reader, "num_record_batches")
         for batch in (reader.get_batch(i) for i in range(reader.num_record_batches)) if files else reader:
-            found = batch.select(names)
-            for column in found.columns:
+            selected = batch.select(names)
+            for column in selected.columns:
                 self._check(column)
-            yield found
+            yield selected
 
     def _check(self, column: pa.Array) -> None:
         """Raise if a column is damaged: pyarrow trusts a file's offsets, and would read beyond its end. Texts are
@@ -253,15 +253,15 @@ class DuckDb(ArrowSource):
                     has = f"its tables are {listed([name for _, _, name in tables])}" if tables else "it has no table"
                     bad(self.path, f"--query says which rows to read, as in --query 'select * from sales'; {has}")
                 query = "select * from " + ".".join('"{}"'.format(part.replace('"', '""')) for part in tables[0])
-            found = base.sql(query)
-            if found is None:
+            rows = base.sql(query)
+            if rows is None:
                 bad(self.path, f"--query {query!r}", "it selects no rows")
             if "recursive" not in query.lower():  # who writes the word knows where it ends
-                plan = found.query("evcl rows", 'explain (format json) select * from "evcl rows"')
+                plan = rows.query("evcl rows", 'explain (format json) select * from "evcl rows"')
                 if plan is not None and '"name": "REC' in str(plan.fetchall()):
                     fix = "a view or macro of the file is recursive, and may never end: write what it does in the query"
                     bad(self.path, f"--query {query!r}", fix)
-            read = getattr(found, "to_arrow_reader", None) or found.fetch_arrow_reader  # the name before duckdb 1.4
+            read = getattr(rows, "to_arrow_reader", None) or rows.fetch_arrow_reader  # the name before duckdb 1.4
             return read(ROWS_A_PIECE)  # DuckDB makes batches of its own size: `pieces` cuts them
         except duckdb.Error as error:
             bad(self.path, f"--query {query!r}", line_of(error))

@@ -94,32 +94,32 @@ def learn_file(model: Path, data: Path, asked: Learning) -> Learned:
     with claimed(model):
         before = _fingerprint(model)
         if before is None:
-            found, source, rows = _created(model, data, asked)
+            tabular, source, rows = _created(model, data, asked)
         else:
-            found = load_model(model)
+            tabular = load_model(model)
             asked.check_later(model)
-            if asked.target not in (None, found.target):
-                known = found.target or "the folder of an image"
+            if asked.target not in (None, tabular.target):
+                known = tabular.target or "the folder of an image"
                 raise EvclError(f"{model} learns {known!r}, not --target {asked.target}")
-            source = open_source(data, found, dialect=asked.dialect)
-            rows = found.see(source, asked.drop, asked.unknown)
-            rows.doubts = later_doubts(found, source, rows)
-            found.missing = asked.dialect.also(found.missing).missing
-        found.learner.to(asked.device)
+            source = open_source(data, tabular, dialect=asked.dialect)
+            rows = tabular.see(source, asked.drop, asked.unknown)
+            rows.doubts = later_doubts(tabular, source, rows)
+            tabular.missing = asked.dialect.also(tabular.missing).missing
+        tabular.learner.to(asked.device)
         if asked.keep is not None:
-            if found.numeric:
+            if tabular.numeric:
                 raise EvclError("--keep keeps equally many rows of each class, but this model learns a number")
-            found.learner.keep(asked.keep)
+            tabular.learner.keep(asked.keep)
         for doubt in rows.doubts:
             asked.warn(doubt)
         name = asked.task or (data.name if data.stem in (NEW, INFER) else data.stem)
-        line, notes = found.learn(source, rows, name, asked, checkpoint_folder(model))
+        line, notes = tabular.learn(source, rows, name, asked, checkpoint_folder(model))
         decimal, day_first = source.usual
-        found.usual = decimal or found.usual[0], found.usual[1] if day_first is None else day_first
+        tabular.usual = decimal or tabular.usual[0], tabular.usual[1] if day_first is None else day_first
         if _fingerprint(model) != before:
             raise EvclError(f"{model} was changed by another process meanwhile: nothing is written; learn it again")
-        found.save(model)
-        return Learned(found, line, [] if source.told is None else [source.told], rows.doubts, [*rows.notes, *notes])
+        tabular.save(model)
+        return Learned(tabular, line, [] if source.told is None else [source.told], rows.doubts, [*rows.notes, *notes])
 
 
 def _created(model: Path, data: Path, asked: Learning) -> tuple[Model, Source, Rows]:
@@ -131,15 +131,15 @@ def _created(model: Path, data: Path, asked: Learning) -> tuple[Model, Source, R
         if value is not None and source.images:
             raise EvclError(f"--{option} is for tables: the class of an image is the name of its folder")
     try:
-        found, rows = create(source, asked)
-        return found, source, rows
+        tabular, rows = create(source, asked)
+        return tabular, source, rows
     except Fraction:
         if asked.kind is not None or source.images:
             raise
     source = open_source(data, dialect=asked.dialect)
-    found, rows = create(source, replace(asked, kind="number"))
+    tabular, rows = create(source, replace(asked, kind="number"))
     rows.notes.append(f"{asked.target} has numbers with fractions, so it is learned as a number, not as classes")
-    return found, source, rows
+    return tabular, source, rows
 
 
 def checkpoint_folder(model: Path) -> Path:
@@ -157,12 +157,12 @@ def export(
     if not is_table(model):
         export_learner(load(model), out, task=task, what=what, samples=samples)
         return
-    found = load_model(model)
-    if found.numeric:
+    tabular = load_model(model)
+    if tabular.numeric:
         raise EvclError(f"{model} predicts numbers: only models of classes can be exported")
-    classes = [found.labels[int(code)] for code in found.learner.classes(task)]
-    notes = {"evcl.columns": json.dumps(found.encoder.described())}
-    export_learner(found.learner, out, task=task, what=what, samples=samples, classes=classes, notes=notes)
+    classes = [tabular.labels[int(code)] for code in tabular.learner.classes(task)]
+    notes = {"evcl.columns": json.dumps(tabular.encoder.described())}
+    export_learner(tabular.learner, out, task=task, what=what, samples=samples, classes=classes, notes=notes)
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def claimed(path: Path) -> Iterator[None]:
 def _fingerprint(path: Path) -> tuple[int, ...] | None:
     """Values that change when the file is written; None if there is no file."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

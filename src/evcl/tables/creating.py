@@ -19,8 +19,8 @@ from evcl.tables.rows import DATES, LIKELIHOODS, Rows, read_rows
 from evcl.tables.source import Json, Source, bad
 from evcl.tables.texts import DATE, meanings, number_of
 
-MANY = 20  # a target of more different numbers may be a number,
-REPEATED = 3  # if each is in fewer rows than this, on average, or if they are no codes
+MAX_CLASS_NUMBERS = 20  # a target of more different numbers may be a number,
+MIN_ROWS_PER_CLASS = 3  # if each is in fewer rows than this, on average, or if they are no codes
 FIX = "--kind number or --kind count learns it as one, --kind class leaves out this note"
 
 
@@ -76,11 +76,11 @@ def later_doubts(model: Model, source: Source, rows: Rows) -> list[str]:
 
 def like_numbers(source: Source, target: str, names: Collection[str], rows: int, fix: str = FIX) -> list[str]:
     """A note if the classes of these rows look like numbers: they hardly repeat, or are no codes from 0 or 1."""
-    found = [number_of(name, source.decimal(target) or ".") for name in names]
-    numbers = sorted(number for number in found if number is not None)
-    if len(numbers) < len(names) or len(names) <= MANY:
+    parsed = [number_of(name, source.decimal(target) or ".") for name in names]
+    numbers = sorted(number for number in parsed if number is not None)
+    if len(numbers) < len(names) or len(names) <= MAX_CLASS_NUMBERS:
         return []
     codes = numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
-    if codes and REPEATED * len(names) <= rows:
+    if codes and MIN_ROWS_PER_CLASS * len(names) <= rows:
         return []
     return [f"{target} has {len(names):,} different numbers, each of which is learned as a class: {fix}"]

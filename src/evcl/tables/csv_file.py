@@ -19,22 +19,22 @@ from evcl.tables.source import Dialect, Piece, bad
 from evcl.tables.survey import TextSource
 
 SEPARATORS = ",;\t|"
-LARGE = 300_000  # bytes, from which on pyarrow reads a file, if it is installed
-TRIED = 20  # the rows after the header that decide on the separator
+LARGE_BYTES = 300_000  # from which on pyarrow reads a file, if it is installed
+SEPARATOR_ROWS = 20  # the rows after the header that decide on the separator
 
 
 class CsvFile(TextSource):
     def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         super().__init__(path, dialect)
         with self._lines() as lines:
-            first = list(itertools.islice(lines.alone(), 1 + TRIED))
-        told = first[0].strip('\r\n"') if first else ""
-        self._above = int(told.lower().startswith("sep=") and len(told) == 5)  # Excel writes it above the header
-        self.separator = self.dialect.separator or (told[4] if self._above else _separator(first))
+            first = list(itertools.islice(lines.alone(), 1 + SEPARATOR_ROWS))
+        line = first[0].strip('\r\n"') if first else ""
+        self._above = int(line.lower().startswith("sep=") and len(line) == 5)  # Excel writes it above the header
+        self.separator = self.dialect.separator or (line[4] if self._above else _separator(first))
         with self._lines() as lines:
             header = next(self._rows(lines), (1, []))[1]
             self._header_lines = lines.number
-        large = path.stat().st_size >= LARGE and self.separator != " " and find_spec("pyarrow") is not None
+        large = path.stat().st_size >= LARGE_BYTES and self.separator != " " and find_spec("pyarrow") is not None
         self._with_arrow = large and self._regular()
         if not header:
             bad(path, "line 1", "it is empty; a CSV file begins with a line of column names")
@@ -97,20 +97,20 @@ class CsvFile(TextSource):
             next(rows, None)
             while some := self._read(rows):
                 columns = zip(self._names, zip(*(cells for _, cells in some), strict=True), strict=True)
-                found = {name: list(map(str.strip, cells)) for name, cells in columns if name in names}
-                yield Piece({}, lambda i, some=some: f"line {some[i][0]}", len(some), found)  # type: ignore[misc]
+                texts = {name: list(map(str.strip, cells)) for name, cells in columns if name in names}
+                yield Piece({}, lambda i, some=some: f"line {some[i][0]}", len(some), texts)  # type: ignore[misc]
 
     def _read(self, rows: Iterator[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
         """Some rows, each with its line number; none at the end."""
-        found, taken = [], 0
+        numbered, taken = [], 0
         for line, row in itertools.islice(rows, self._count):
             if len(row) != len(self._names):
                 bad(self.path, f"line {line}", f"{len(row)} cells, but the header has {len(self._names)}")
-            found.append((line, row))
+            numbered.append((line, row))
             taken += sum(map(len, row))
             if taken > BYTES_A_PIECE:
                 break
-        return found
+        return numbered
 
     def _rows(self, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
         """Yield each row with the number of its first line; blank lines are skipped."""

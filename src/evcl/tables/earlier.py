@@ -27,16 +27,16 @@ from evcl.tables.source import Json
 if TYPE_CHECKING:
     from evcl.tables.model import Model
 
-MEANS = 16  # at most this many means per class
-LEAST = 5  # rows per mean
-USUAL = 8  # rows per mean, on average
-NUMBERS, MOST_NUMBERS = 10_000, 40_000  # of all means: there are fewer of them; there is no summary
-ROWS = 5_000  # of a task that are summarised
+MAX_MEANS = 16  # per class
+MIN_ROWS = 5  # per mean
+ROWS_PER_MEAN = 8  # on average
+MAX_MEAN_NUMBERS, MAX_SUMMARY_NUMBERS = 10_000, 40_000  # of all means: there are fewer of them; there is no summary
+SUMMARISED_ROWS = 5_000  # of a task that are summarised
 MOST_SUMMARIES = 100  # those of the last tasks are kept
-PSEUDO = 500  # pseudo-rows
+PSEUDO_ROWS = 500
 ROUNDS = 8  # of Lloyd's algorithm
-OFF = 0.05  # b
-KEPT = 20  # with fewer kept rows of a task, its accuracy is estimated
+ACCURACY_BIAS = 0.05  # b
+MIN_KEPT_ROWS = 20  # with fewer kept rows of a task, its accuracy is estimated
 
 
 SUMMARY = "summary."  # in a file, the prefix of these tensors; then the number of the task, and a name
@@ -62,7 +62,7 @@ class Summary:
     def pseudo_rows(self, inputs: int, seed: int, task: int) -> tuple[Tensor, Tensor]:
         """Draw rows [N, inputs] and their classes [N]. Inputs that came later were 0."""
         drawn = generator(seed, Purpose.PSEUDO_ROWS, task)
-        share = (self.counts * PSEUDO / self.counts.sum()).round().clamp_min(1).long()
+        share = (self.counts * PSEUDO_ROWS / self.counts.sum()).round().clamp_min(1).long()
         place = torch.arange(len(share)).repeat_interleave(share)
         noise = torch.randn(len(place), self.means.shape[1], generator=drawn)
         x = torch.zeros(len(place), inputs)
@@ -118,35 +118,35 @@ def summarised(model: Model, x: Tensor, y: Tensor, task: str) -> Summary | None:
     """Summarise rows x [N, D] of classes y [N] of the last task; None if they have too many numbers or too few rows."""
     learner = model.learner
     drawn = generator(learner.seed, Purpose.SUMMARY, len(learner.tasks))
-    some = torch.randperm(len(x), generator=drawn)[:ROWS]
+    some = torch.randperm(len(x), generator=drawn)[:SUMMARISED_ROWS]
     x, y = x[some].float(), y[some]
     codes, rows = y.unique(return_counts=True)
-    codes = codes[rows >= LEAST]
-    if not len(codes) or len(codes) * x.shape[1] > MOST_NUMBERS:
+    codes = codes[rows >= MIN_ROWS]
+    if not len(codes) or len(codes) * x.shape[1] > MAX_SUMMARY_NUMBERS:
         return None
-    most = max(1, min(MEANS, NUMBERS // (len(codes) * x.shape[1])))
+    most = max(1, min(MAX_MEANS, MAX_MEAN_NUMBERS // (len(codes) * x.shape[1])))
     means, std, owners, counts = [], [], [], []
     for code in codes.tolist():
         own = x[y == code]
-        centres, place = _similar(own, min(most, max(1, len(own) // USUAL)), drawn)
+        centres, place = _similar(own, min(most, max(1, len(own) // ROWS_PER_MEAN)), drawn)
         means.append(centres)
         std.append((own - centres[place]).square().mean(0).sqrt().expand_as(centres))
         owners.append(torch.full((len(centres),), code))
         counts.append(place.bincount(minlength=len(centres)))
     unknown = torch.tensor(0.0, dtype=torch.float64)
-    found = Summary(torch.cat(means), torch.cat(std), torch.cat(owners), torch.cat(counts), unknown)
-    return replace(found, right=torch.tensor(_right(model, {task: found})[task], dtype=torch.float64))
+    summary = Summary(torch.cat(means), torch.cat(std), torch.cat(owners), torch.cat(counts), unknown)
+    return replace(summary, right=torch.tensor(_right(model, {task: summary})[task], dtype=torch.float64))
 
 
 def _similar(x: Tensor, count: int, drawn: torch.Generator) -> tuple[Tensor, Tensor]:
     """At most `count` means of similar rows, by Lloyd's algorithm, and the position of each row's mean [N]. Each is
-    the mean of at least LEAST rows: a summary holds no row.
+    the mean of at least MIN_ROWS rows: a summary holds no row.
     """
     centres = x[torch.randperm(len(x), generator=drawn)[:count]]
     for i in range(ROUNDS + count):
         place = torch.cdist(x, centres).argmin(1)
         rows = place.bincount(minlength=len(centres))
-        if i >= ROUNDS and int(rows.min()) >= LEAST:
+        if i >= ROUNDS and int(rows.min()) >= MIN_ROWS:
             break
         if i >= ROUNDS or int(rows.min()) == 0:  # the smallest joins others
             kept = torch.arange(len(centres)) != rows.argmin()
@@ -165,34 +165,34 @@ def _right(model: Model, summaries: Mapping[str, Summary]) -> dict[str, float]:
     for task, summary in summaries.items():
         drawn[task] = summary.pseudo_rows(model.encoder.inputs, learner.seed, learner.tasks.index(task))
         together.setdefault(learner.predicted_as(task), []).append(task)
-    found = {}
+    accuracies = {}
     for tasks in together.values():
         right = learner.predict(torch.cat([drawn[task][0] for task in tasks]), tasks[0])
         for task, own in zip(tasks, right.split([len(drawn[task][1]) for task in tasks]), strict=True):
-            found[task] = float((own == drawn[task][1]).double().mean())
-    return found
+            accuracies[task] = float((own == drawn[task][1]).double().mean())
+    return accuracies
 
 
 def standing(model: Model) -> dict[str, Now]:
     """For each task, what it is at now, if that is known: measured on its kept rows, or estimated."""
     if model.numeric:
         return {}
-    kept = {name: Now(part, False) for name, part in model.learner.evaluate_kept(KEPT).items()}
+    kept = {name: Now(part, False) for name, part in model.learner.evaluate_kept(MIN_KEPT_ROWS).items()}
     right = _right(model, {name: one for name, one in model.summaries.items() if name not in kept})
-    found = {}
+    now = {}
     for line in model.history:
         name = line["task"]
         if name in kept:
-            found[name] = kept[name]
+            now[name] = kept[name]
         elif name in right:
             measured, then = line["accuracy"] if line["held_out"] else None, float(model.summaries[name].right)
-            found[name] = Now(estimate(right[name], then, measured, line["held_out"]), True)
-    return found
+            now[name] = Now(estimate(right[name], then, measured, line["held_out"]), True)
+    return now
 
 
 def unknown(model: Model, now: Collection[str]) -> dict[str, list[str]]:
     """The tasks without an accuracy now, that is, those not in `now`, by the reason."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for place, line in enumerate([] if model.numeric else model.history):
         if line["task"] in now:
             continue
@@ -200,20 +200,20 @@ def unknown(model: Model, now: Collection[str]) -> dict[str, list[str]]:
             why = "an earlier version of evcl learned them"
         elif place < len(model.history) - MOST_SUMMARIES:
             why = f"there is an estimate for the last {MOST_SUMMARIES} tasks only"
-        elif line["examples"] < LEAST * line["classes"]:
+        elif line["examples"] < MIN_ROWS * line["classes"]:
             why = "too few rows per class for an estimate"
         else:
             why = "too many inputs and classes for an estimate"
-        found.setdefault(why, []).append(line["task"])
-    return found
+        by_reason.setdefault(why, []).append(line["task"])
+    return by_reason
 
 
 def checked(saved: Any, tasks: Collection[str]) -> dict[str, Now]:
     """What tasks were at when a file was saved. Files are not trusted: raises if it cannot be read."""
-    found = {task: Now(float(accuracy), bool(estimated)) for task, (accuracy, estimated) in saved.items()}
-    if not all(task in tasks and 0 <= one.accuracy <= 1 for task, one in found.items()):
+    now = {task: Now(float(accuracy), bool(estimated)) for task, (accuracy, estimated) in saved.items()}
+    if not all(task in tasks and 0 <= one.accuracy <= 1 for task, one in now.items()):
         raise EvclError("what its tasks are at now cannot be read")
-    return found
+    return now
 
 
 def estimate(now: float, then: float, measured: float | None, rows: int) -> float:
@@ -222,7 +222,7 @@ def estimate(now: float, then: float, measured: float | None, rows: int) -> floa
     """
     if measured is None or then == 0:
         return now
-    weight = OFF**2 / (OFF**2 + _variance(measured, rows))
+    weight = ACCURACY_BIAS**2 / (ACCURACY_BIAS**2 + _variance(measured, rows))
     return min(1.0, now * (1 + weight * (measured / then - 1)))
 
 
@@ -234,9 +234,9 @@ def _variance(accuracy: float, rows: int) -> float:
 
 # --- what to tell -----------------------------------------------------------------------------------------------------
 
-STRANGE = 1.5  # median `unfamiliar` of a file's rows, from which on they are of another kind
-SIMILAR = 1.1  # rows of the same kind have 0.7 to 1.1; if only some columns have moved, they have more
-FALL = 0.1  # of an accuracy that is worth a note
+MIN_UNFAMILIAR = 1.5  # median `unfamiliar` of a file's rows, from which on they are of another kind
+MAX_FAMILIAR = 1.1  # rows of the same kind have 0.7 to 1.1; if only some columns have moved, they have more
+NOTED_FALL = 0.1  # of an accuracy that is worth a note
 
 
 def advice(model: Model, before: Mapping[str, Now]) -> list[str]:
@@ -244,15 +244,15 @@ def advice(model: Model, before: Mapping[str, Now]) -> list[str]:
     `before`: what earlier tasks were at before it.
     """
     *earlier, line = model.history
-    now, found = model.now, []
+    now, notes = model.now, []
     strange = line.get("unfamiliar")
     new = len(model.labels) - line["known_before"]  # classes, which are named already, and explain strange rows
-    if strange is not None and strange >= STRANGE and new < line["classes"]:
+    if strange is not None and strange >= MIN_UNFAMILIAR and new < line["classes"]:
         rows = f"its rows are unlike all earlier ones (unfamiliar {strange:.1f}, where 1 is usual)"
-        found.append(f"{rows}: what the model knew said little about them")
-    elif not new and strange is not None and strange <= SIMILAR and _other_rule(earlier, line):
+        notes.append(f"{rows}: what the model knew said little about them")
+    elif not new and strange is not None and strange <= MAX_FAMILIAR and _other_rule(earlier, line):
         was, own = (f"{100 * line[key]:.0f}%" for key in ("accuracy_before", "accuracy"))
-        found.append(
+        notes.append(
             f"its rows look like earlier ones, but their labels may follow another rule ({was} right before it was "
             f"learned, {own} after): if both rules hold, --head new keeps them apart"
         )
@@ -262,17 +262,17 @@ def advice(model: Model, before: Mapping[str, Now]) -> list[str]:
         if one["held_out"]
         and one["task"] in now
         and now[one["task"]].accuracy < one["accuracy"] - _fall(one)
-        and now[one["task"]].accuracy < before.get(one["task"], Now(1.0, True)).accuracy - FALL / 2
+        and now[one["task"]].accuracy < before.get(one["task"], Now(1.0, True)).accuracy - NOTED_FALL / 2
     ]
-    if lost and not any("--head new" in one for one in found):
+    if lost and not any("--head new" in one for one in notes):
         more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
-        found.append(f"it cost earlier tasks accuracy: {', '.join(lost[:4])}{more}{_help(model)}")
-    return found
+        notes.append(f"it cost earlier tasks accuracy: {', '.join(lost[:4])}{more}{_help(model)}")
+    return notes
 
 
 def _fall(line: Json) -> float:
     """The loss of accuracy that is no accident of the few rows that were held out of a task."""
-    return FALL + 2 * math.sqrt(_variance(line["accuracy"], line["held_out"]))
+    return NOTED_FALL + 2 * math.sqrt(_variance(line["accuracy"], line["held_out"]))
 
 
 def _help(model: Model) -> str:
@@ -288,4 +288,4 @@ def _other_rule(earlier: list[Json], line: Json) -> bool:
     if before is None or not last.get("held_out"):
         return False
     noise = 2 * math.sqrt(0.25 / line["held_out"])
-    return bool(min(last["accuracy"], line["accuracy"]) > before + FALL + noise)
+    return bool(min(last["accuracy"], line["accuracy"]) > before + NOTED_FALL + noise)

@@ -73,9 +73,9 @@ class ExcelFile(TextSource):
                 for number, row in some:
                     if any(row[len(self._names) :]):
                         bad(self.path, f"row {number}", f"it has cells beyond the {len(self._names)} named columns")
-                found = {name: [row[i] if i < len(row) else "" for _, row in some] for i, name in wanted}
+                texts = {name: [row[i] if i < len(row) else "" for _, row in some] for i, name in wanted}
                 places = [f"row {number}" for number, _ in some]
-                yield Piece({}, places.__getitem__, len(some), found)
+                yield Piece({}, places.__getitem__, len(some), texts)
 
 
 def _text(cell: Any) -> str:

@@ -32,20 +32,20 @@ class ImageFolder(Source):
     def __init__(self, path: Path, size: tuple[int, int, int] | None = None, side: int = LARGEST_SIDE) -> None:
         super().__init__(path)
         try:
-            found = [(one.name, one) for one in sorted(path.iterdir()) if one.is_file() and not _hidden(one)]
+            files = [(one.name, one) for one in sorted(path.iterdir()) if one.is_file() and not _hidden(one)]
             for folder in sorted(one for one in path.iterdir() if one.is_dir() and not _hidden(one)):
-                found += [(folder.name, one) for one in sorted(folder.iterdir()) if not _hidden(one)]
+                files += [(folder.name, one) for one in sorted(folder.iterdir()) if not _hidden(one)]
         except OSError as error:
             raise EvclError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
-        self._others = {one for _, one in found if one.suffix.lower() not in ENDINGS and not _image(one)}
-        found = [(folder, one) for folder, one in found if one not in self._others]
-        if not found:
+        self._others = {one for _, one in files if one.suffix.lower() not in ENDINGS and not _image(one)}
+        files = [(folder, one) for folder, one in files if one not in self._others]
+        if not files:
             bad(path, "the folder holds no images")
-        for name, one in found:
+        for name, one in files:
             if one.parent != path and not _is_utf8(name):
                 bad(path, f"the name of the folder {shown(name)} is not UTF-8, and so cannot be a class; rename it")
         self._unlike = [0, 0]  # images that had another size, and another colour, in the last pass
-        self.files = [(None if one.parent == path else folder, one) for folder, one in found]
+        self.files = [(None if one.parent == path else folder, one) for folder, one in files]
         self.size = self._first_size(side) if size is None else size
         self.shapes = {PIXELS: self.size}
 

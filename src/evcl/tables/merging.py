@@ -33,17 +33,17 @@ def merge(base: Path, sites: Sequence[Path], out: Path) -> Model:
     with claimed(out):
         if out.exists():
             raise EvclError(f"{out} already exists: choose another name with --out")
-        started, found = load_model(base), [load_model(path) for path in sites]
+        started, models = load_model(base), [load_model(path) for path in sites]
         names = _names(sites)
-        for path, one in zip(sites, found, strict=True):
+        for path, one in zip(sites, models, strict=True):
             _check(path, one, base, started)
-        labels = list(dict.fromkeys(label for one in (started, *found) for label in one.labels))
-        places = [{code: labels.index(label) for code, label in enumerate(one.labels)} for one in found]
-        learners = [_relabelled(one.learner, place) for one, place in zip(found, places, strict=True)]
+        labels = list(dict.fromkeys(label for one in (started, *models) for label in one.labels))
+        places = [{code: labels.index(label) for code, label in enumerate(one.labels)} for one in models]
+        learners = [_relabelled(one.learner, place) for one, place in zip(models, places, strict=True)]
         merged = replace(started, learner=merge_learners(started.learner, learners, names), labels=labels)
-        merged.encoder = _joined(started.encoder, [one.encoder for one in found])
+        merged.encoder = _joined(started.encoder, [one.encoder for one in models])
         merged.history, merged.summaries = list(started.history), dict(started.summaries)
-        for name, one, place in zip(names, found, places, strict=True):
+        for name, one, place in zip(names, models, places, strict=True):
             _add(merged, name, one, place, len(started.history))
         merged.summaries = dict(list(merged.summaries.items())[-MOST_SUMMARIES:])
         merged.now = standing(merged)

@@ -46,8 +46,8 @@ from evcl.tables.saved import Note, OfTable, described_in, notes_of
 from evcl.tables.source import Json, Kind, Source, Target, Unknown, absent, bad, listed
 from evcl.targets.scale import far_outside
 
-NOTE = Note("evcl.tables", (1, 2), SUMMARY, "evcl.load")
-BLOCK = 16_384  # bytes; the padded text is a multiple of this
+TABLE_NOTE = Note("evcl.tables", (1, 2), SUMMARY, "evcl.load")
+BLOCK_BYTES = 16_384  # the padded text is a multiple of this
 MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # on the held-out rows
 MEASURED_NUMBERS = ("rmse", "nll", "coverage")
 UNSCALED = "the inputs are not scaled"  # a warning that is not for tables: the encoder scales their inputs
@@ -184,18 +184,18 @@ class Model(OfTable):
         are: the median, None if that is unknown.
         """
         try:
-            found = self.learner.predictions(held.x, task)
+            answer = self.learner.predictions(held.x, task)
             measured = self.learner.measure((held.x, held.y), task)._asdict() if self.numeric else {}
         except BadExample as error:
             bad(source.path, "a row that was held out", error.what)
-        far = None if found.unfamiliar is None else float(found.unfamiliar.median())
+        far = None if answer.unfamiliar is None else float(answer.unfamiliar.median())
         if not self.numeric:
             columns = positions(held.y.tolist(), self.learner.classes(task), unknown=-1)
-            p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
+            p = answer.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
             nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
-            means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
+            means = ((answer.labels == held.y).double(), nll, answer.entropy.double(), answer.epistemic.double())
             measured = {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
-            p_known = np.concatenate([found.probabilities.double().numpy(), np.zeros((len(columns), 1))], 1)
+            p_known = np.concatenate([answer.probabilities.double().numpy(), np.zeros((len(columns), 1))], 1)
             measured["ece"] = expected_calibration_error(p_known, columns.numpy())
         return {**measured, "unfamiliar": far}
 
@@ -230,14 +230,14 @@ class Model(OfTable):
     def save(self, path: Path) -> None:
         plain = {**self.described(), "now": self.now, "usual": self.usual, "kind_given": self.kind_given}
         text = json.dumps(
-            {"format": NOTE.formats[-1], **plain, "columns": self.encoder.described(), "history": self.history}
+            {"format": TABLE_NOTE.formats[-1], **plain, "columns": self.encoder.described(), "history": self.history}
         )
         # The learner's own text grows with the names of the tasks, so both texts together are padded to whole blocks.
         # The file stores them inside JSON, with a backslash for each quote, so sizes are measured on the escaped texts.
         described = self.learner.described()
         size = len(json.dumps(text)) + len(json.dumps(json.dumps(described[0])))
         own = tensors_of(self.summaries, self.learner.tasks)
-        write(path, (described[0], {**described[1], **own}), {NOTE.name: text + " " * (-size % BLOCK)})
+        write(path, (described[0], {**described[1], **own}), {TABLE_NOTE.name: text + " " * (-size % BLOCK_BYTES)})
 
 
 def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
@@ -257,7 +257,7 @@ def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
 
 def is_table(path: Path) -> bool:
     """Whether this model file says how to encode a table, as those of `evcl learn` do."""
-    return NOTE.name in notes_of(path)
+    return TABLE_NOTE.name in notes_of(path)
 
 
 def _check_numbers(line: Json, names: Collection[str], more: Collection[str]) -> None:
@@ -270,7 +270,7 @@ def _check_numbers(line: Json, names: Collection[str], more: Collection[str]) ->
 def load_model(path: Path) -> Model:
     """Load a model that `save` wrote. No code from the file is run."""
     learner = load(path)
-    with NOTE.opened(path) as (saved, tensors):
+    with TABLE_NOTE.opened(path) as (saved, tensors):
         encoder, history = Encoder.rebuilt(saved["columns"]), saved["history"]
         model = Model(encoder, **described_in(saved), learner=learner, history=history)
         model.usual, model.kind_given = tuple(saved.get("usual", (None, None))), saved.get("kind_given", False) is True

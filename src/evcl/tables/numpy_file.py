@@ -48,23 +48,23 @@ class NpyFile(NumpyFile):
     def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         super().__init__(path, dialect)
         try:
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
         except BROKEN as error:
             bad(path, f"it is truncated or not an NPY file ({str(error) or type(error).__name__})")
-        if not isinstance(found, np.ndarray):
+        if not isinstance(array, np.ndarray):
             bad(path, "it is no array; rename it to .npz")
-        fields = found.dtype.names
-        if found.ndim == 1 and fields is None:
-            found = found[:, None]
-        if found.ndim != (2 if fields is None else 1):
+        fields = array.dtype.names
+        if array.ndim == 1 and fields is None:
+            array = array[:, None]
+        if array.ndim != (2 if fields is None else 1):
             wanted = "an array [rows, columns], one of which is the label, is expected"
-            bad(path, f"its shape is {found.shape}, but {wanted}; an .npz file holds arrays of any shape")
-        self._array = found
-        self._names = [str(i) for i in range(found.shape[1])] if fields is None else list(fields)
+            bad(path, f"its shape is {array.shape}, but {wanted}; an .npz file holds arrays of any shape")
+        self._array = array
+        self._names = [str(i) for i in range(array.shape[1])] if fields is None else list(fields)
         if not 0 < len(self._names) <= MOST_COLUMNS:
             bad(path, f"{len(self._names)} columns, but 1 to {MOST_COLUMNS} are possible")
         for name in self._names:
-            dtype = found.dtype if fields is None else found.dtype[name]
+            dtype = array.dtype if fields is None else array.dtype[name]
             if dtype.kind not in "biufUM" or dtype.shape:
                 bad(path, f"column {name!r}", f"it holds {dtype}; numbers, text or dates are expected")
             if dtype.kind == "U" and dtype.itemsize > 4 * MOST_TEXT:

@@ -18,7 +18,7 @@ from evcl.tables.source import Values, as_number
 STANDARD = Path("-")  # standard output, as CSV
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
 ENDINGS = (".csv", ".parquet")
-LARGE = 1e9  # from here on, numbers are written with an exponent
+EXPONENT_FROM = 1e9  # from here on, numbers are written with an exponent
 
 
 class Column(NamedTuple):
@@ -70,7 +70,7 @@ def _no_formula(text: str) -> str:
 
 def fixed(value: float, decimals: int) -> str:
     """A number with this many decimals; a very large one as 1.546e+29."""
-    return f"{value:.{decimals}{'f' if abs(value) < LARGE else 'e'}}"
+    return f"{value:.{decimals}{'f' if abs(value) < EXPONENT_FROM else 'e'}}"
 
 
 def _cells(column: Column) -> Iterable[str]:
@@ -80,8 +80,8 @@ def _cells(column: Column) -> Iterable[str]:
     if decimals is not None:
         return [fixed(value, decimals) for value in values.tolist()]
     missing = np.ma.getmaskarray(values) | (np.isnan(values) if values.dtype.kind == "f" else False)
-    found = zip(values.tolist(), missing.tolist(), strict=True)
-    return ["" if absent or value is None else str(value) for value, absent in found]
+    pairs = zip(values.tolist(), missing.tolist(), strict=True)
+    return ["" if absent or value is None else str(value) for value, absent in pairs]
 
 
 class _Parquet:

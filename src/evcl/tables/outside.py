@@ -12,7 +12,7 @@ import torch
 from evcl.tables.source import Floats
 from evcl.targets import scale
 
-SAMPLE = 4_096  # at most this many numbers of a column are kept
+SAMPLE_NUMBERS = 4_096  # at most this many numbers of a column are kept
 MOST_FAR = 50  # one number in this many may be far outside: more are no mistakes
 
 
@@ -24,13 +24,13 @@ class Ends(NamedTuple):
 
     def far(self, numbers: Floats) -> Floats:
         """Which numbers are far outside."""
-        found: Floats = scale.far_outside(torch.tensor(numbers), self._tensors()).numpy()
-        return found
+        far: Floats = scale.far_outside(torch.tensor(numbers), self._tensors()).numpy()
+        return far
 
     def limited(self, numbers: Floats) -> Floats:
         """The numbers, with those far outside put on the end of the range."""
-        found: Floats = scale.limited(torch.tensor(numbers), self._tensors()).numpy()
-        return found
+        limited: Floats = scale.limited(torch.tensor(numbers), self._tensors()).numpy()
+        return limited
 
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         low, high = torch.tensor(self, dtype=torch.float64)
@@ -46,7 +46,7 @@ class Sample:
     def see(self, numbers: Floats) -> None:
         self._kept = np.concatenate([self._kept, numbers[-self._seen % self._every :: self._every]])
         self._seen += len(numbers)
-        while len(self._kept) > SAMPLE:
+        while len(self._kept) > SAMPLE_NUMBERS:
             self._kept, self._every = self._kept[::2], 2 * self._every
 
     def outside(self, low: float, high: float) -> float:

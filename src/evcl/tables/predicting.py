@@ -117,9 +117,9 @@ def predict_file(model: Path, data: Path, out: Path, asked: Predicting) -> Predi
     would take for a formula gets a quote before it in a CSV file.
     """
     check_ending(out)
-    found = load_model(model)
-    found.learner.to(asked.device)
-    return write_predictions(_OfTasks(found, data, asked), model, out, asked)
+    tabular = load_model(model)
+    tabular.learner.to(asked.device)
+    return write_predictions(_OfTasks(tabular, data, asked), model, out, asked)
 
 
 def write_predictions(predictor: Predictor, model: Path, out: Path, asked: Predicting) -> Predicted:
@@ -201,14 +201,14 @@ class _OfTasks(Predictor):
 
     def predicted(self, piece: Piece, given: Values) -> Batch:
         learner, encoded = self.model.learner, self.encoding(piece)
-        found = learner.predictions(encoded, self.task)
+        answer = learner.predictions(encoded, self.task)
         if (near := self.encoding.near(encoded, piece)) is not encoded:
-            found = learner.predictions(near, self.task)._replace(unfamiliar=found.unfamiliar)
+            answer = learner.predictions(near, self.task)._replace(unfamiliar=answer.unfamiliar)
         if self.model.numeric:
-            return self._numbers(found, given, piece)
+            return self._numbers(answer, given, piece)
         same = same_truth([label for label in set(given) if label is not None], self.model.labels)
         given[:] = [same.get(label, label) for label in given]
-        return self._classes(found, given, piece)
+        return self._classes(answer, given, piece)
 
     def _classes(self, found: Any, given: Values, piece: Piece) -> Batch:
         model = self.model

@@ -17,7 +17,7 @@ from evcl._core.inputs import positions
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.outside import Ends
-from evcl.tables.source import WHOLE, Bools, Floats, Piece, Source, Target, Values, as_number, bad, plural
+from evcl.tables.source import MAX_EXACT, Bools, Floats, Piece, Source, Target, Values, as_number, bad, plural
 from evcl.tables.texts import number_of
 from evcl.tables.values import Fraction, Where, as_text, numbers_of
 
@@ -69,13 +69,13 @@ def _numbers(source: Source, piece: Piece, column: str, kind: Target) -> Floats:
     if values.dtype.kind in "OM" or values.ndim > 1:
         what = "dates" if values.dtype.kind == "M" else "an array" if values.ndim > 1 else f"{values[0]!r}"
         where.bad(0, f"the target is a number, not {what}")
-    found = numbers_of(values, where)
-    wrong = (found < 0) | (found != np.round(found)) if kind == "count" else np.zeros(len(found), dtype=bool)
-    wrong &= ~np.isnan(found)
+    targets = numbers_of(values, where)
+    wrong = (targets < 0) | (targets != np.round(targets)) if kind == "count" else np.zeros(len(targets), dtype=bool)
+    wrong &= ~np.isnan(targets)
     if wrong.any():
         row = int(wrong.argmax())
-        where.bad(row, f"{found[row]:g} is no count: a whole number of at least 0 is expected")
-    return found
+        where.bad(row, f"{targets[row]:g} is no count: a whole number of at least 0 is expected")
+    return targets
 
 
 def _labels(source: Source, piece: Piece, column: str) -> Values:
@@ -83,21 +83,21 @@ def _labels(source: Source, piece: Piece, column: str) -> Values:
     where = Where(source.path, piece, column)
     if piece.columns[column].dtype.kind == "M":
         bad(source.path, f"column {column!r}", DATES)
-    found = np.empty(piece.rows, dtype=object)
-    found[:] = as_text(piece.columns[column], where)
+    labels = np.empty(piece.rows, dtype=object)
+    labels[:] = as_text(piece.columns[column], where)
     decimal = source.decimal(column)
-    for row, label in enumerate(found if source.untyped else ()):
+    for row, label in enumerate(labels if source.untyped else ()):
         if label is None or (decimal or ".") not in label:
             continue
         plain = as_number(label)
         number = plain if decimal is None else number_of(label, decimal)  # $1,234.50 among numbers is one, too
         if number is None or math.isinf(number):
             continue
-        exact = Decimal(label) if plain is not None and abs(number) >= WHOLE else number
+        exact = Decimal(label) if plain is not None and abs(number) >= MAX_EXACT else number
         if exact != int(exact):
             raise Fraction(source.path, piece.place(row), column, str(label))
-        found[row] = str(int(exact))
-    return found
+        labels[row] = str(int(exact))
+    return labels
 
 
 def same_truth(labels: Sequence[str], known: Sequence[str]) -> dict[str, str]:
@@ -196,9 +196,9 @@ def read_rows(
         values.append(targets)
         check_classes(source, own, len(place))
     labelled.check(source, own)
-    found = torch.from_numpy(np.concatenate(values))
+    y = torch.from_numpy(np.concatenate(values))
     same = same_truth(list(place), known)
     names = list(dict.fromkeys(same.get(name, name) for name in place))
     if len(names) < len(place):
-        found = torch.tensor([names.index(same.get(name, name)) for name in place])[found]
-    return Rows(found, names, labelled)
+        y = torch.tensor([names.index(same.get(name, name)) for name in place])[y]
+    return Rows(y, names, labelled)

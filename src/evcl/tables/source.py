@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
 
-WHOLE = 2**53  # float64 represents every integer up to this exactly
+MAX_EXACT = 2**53  # float64 represents every integer up to this exactly
 INEXACT = "is an integer that float64 cannot represent exactly; --drop leaves the column out, --category reads text"
 
 # Numbers [n, ...], kept as integers if they are whole (NaN or masked: missing); text [n] as objects (None: missing);
@@ -128,8 +128,8 @@ class Source:
         """Yield the rows of these columns, in order."""
         done = 0
         for columns, rows in self.blocks(names):
-            found = {name: with_missing(values, self.dialect.missing) for name, values in columns.items()}
-            yield Piece(found, lambda i, first=done: f"row {first + i + 1}", rows)  # type: ignore[misc]
+            marked = {name: with_missing(values, self.dialect.missing) for name, values in columns.items()}
+            yield Piece(marked, lambda i, first=done: f"row {first + i + 1}", rows)  # type: ignore[misc]
             done += rows
 
     def blocks(self, names: Collection[str]) -> Iterator[tuple[dict[str, Values], int]]:
@@ -142,9 +142,9 @@ def with_missing(values: Values, missing: Sequence[str]) -> Values:
     if not missing or values.dtype.kind == "M":
         return values
     if values.dtype == object:
-        found = values.copy()
-        found[[value in missing for value in values]] = None
-        return found
+        marked = values.copy()
+        marked[[value in missing for value in values]] = None
+        return marked
     never = [number for number in map(as_number, missing) if number is not None]
     there = np.isin(np.ma.getdata(values), never)
     if not there.any():

@@ -20,7 +20,7 @@ import numpy as np
 
 from evcl._core.bounds import MOST_COLUMNS, MOST_TEXT
 from evcl.tables.arrow_csv import ArrowCells
-from evcl.tables.source import INEXACT, WHOLE, Dialect, Floats, Kind, Piece, Source, Values, as_number, bad, listed
+from evcl.tables.source import INEXACT, MAX_EXACT, Dialect, Floats, Kind, Piece, Source, Values, as_number, bad, listed
 from evcl.tables.texts import (
     ABSENT,
     COMMA,
@@ -41,7 +41,7 @@ from evcl.tables.texts import (
 )
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", " ": "spaces"}  # their names, where they have one
-SHOWN = 1000  # at most this many different texts of a column are remembered, as examples
+MAX_TEXTS = 1000  # at most this many different texts of a column are remembered, as examples
 POINT_ALONE = r"\.(\d{0,2}($|\D)|\d{4})|(^|\D)0\d*\.|\d{4}\."  # a point that groups no thousands: .5, 0.125, 1234.125
 
 
@@ -58,15 +58,15 @@ class Reading:
 
     def values(self, cells: Sequence[str], path: Path, piece: Piece, column: str) -> Values:
         if self.kind == "text":
-            found = np.empty(len(cells), dtype=object)
-            found[:] = [None if cell in self.missing else cell for cell in cells]
-            return found
+            values = np.empty(len(cells), dtype=object)
+            values[:] = [None if cell in self.missing else cell for cell in cells]
+            return values
         if self.kind == "number":
             plain = plain_numbers(cells, self.missing) if self.decimal == "." else None
-            found = self._numbers(cells, path, piece, column) if plain is None else plain
+            values = self._numbers(cells, path, piece, column) if plain is None else plain
             if self.never:
-                found[np.isin(found, self.never)] = np.nan
-            return found
+                values[np.isin(values, self.never)] = np.nan
+            return values
         dates = [None if c in self.missing else date_of(c, self.day_first) for c in cells]
         for row, (cell, date) in enumerate(zip(cells, dates, strict=True)):
             if date is None and cell not in self.missing:
@@ -74,15 +74,15 @@ class Reading:
         return np.array(["NaT" if date is None else date for date in dates], dtype="datetime64[s]")
 
     def _numbers(self, cells: Sequence[str], path: Path, piece: Piece, column: str) -> Floats:
-        found = np.empty(len(cells))
+        numbers = np.empty(len(cells))
         for row, text in enumerate(cells):
             number = np.nan if text in self.missing else number_of(text, self.decimal)
             if number is None:
                 self._wrong(text, "a number", "is numeric", path, piece.place(row), column)
-            if WHOLE <= abs(number) < np.inf and text.lstrip("+-").isdecimal() and int(text) != number:
+            if MAX_EXACT <= abs(number) < np.inf and text.lstrip("+-").isdecimal() and int(text) != number:
                 bad(path, f"{piece.place(row)}, column {column!r}", f"{text} {INEXACT}")
-            found[row] = number
-        return found
+            numbers[row] = number
+        return numbers
 
     def _wrong(self, text: str, what: str, kind: str, path: Path, place: str, column: str) -> NoReturn:
         if self.target:
@@ -100,11 +100,11 @@ def plain_numbers(cells: Sequence[str], missing: frozenset[str]) -> Floats | Non
         return cells.numbers(missing)
     texts = cells if missing.isdisjoint(cells) else ["nan" if cell in missing else cell for cell in cells]
     try:
-        found = np.fromiter(map(float, texts), np.float64, len(texts))
+        numbers = np.fromiter(map(float, texts), np.float64, len(texts))
     except ValueError:
         return None
-    odd = "_" in "".join(texts) or np.isnan(found).sum() > texts.count("nan") or (np.abs(found) >= WHOLE).any()
-    return None if odd else found
+    odd = "_" in "".join(texts) or np.isnan(numbers).sum() > texts.count("nan") or (np.abs(numbers) >= MAX_EXACT).any()
+    return None if odd else numbers
 
 
 def _has(cells: Sequence[str], pattern: str) -> bool:
@@ -134,7 +134,7 @@ class _Column:
                 self.counts[IS_ABSENT] += empty
                 self.tokens.update(dict.fromkeys(sorted(self._known.intersection(cells))))
             if not points:
-                self.shown.update(dict.fromkeys(cell for cell in cells[:SHOWN] if "." in cell))
+                self.shown.update(dict.fromkeys(cell for cell in cells[:MAX_TEXTS] if "." in cell))
             return
         for text, count in Counter(cells).items():
             means = IS_ABSENT if text in self._given else meanings(text)
@@ -142,7 +142,7 @@ class _Column:
             if means & MISSING:
                 self.tokens[text] = None
                 self._known |= {text}
-            elif len(self.shown) < SHOWN:
+            elif len(self.shown) < MAX_TEXTS:
                 self.shown[text] = None
 
     def total(self, bits: int) -> int:
@@ -164,12 +164,12 @@ class _Column:
         return "number" if numbers >= dates else "date"
 
     def missing(self, kind: Kind) -> frozenset[str]:
-        found = {text for text in self.tokens if text in self._given or meanings(text) & (IS_ABSENT | IS_MARK)}
+        tokens = {text for text in self.tokens if text in self._given or meanings(text) & (IS_ABSENT | IS_MARK)}
         if kind != "text":
-            found |= {text for text in self.tokens if meanings(text) & IS_WORD}
+            tokens |= {text for text in self.tokens if meanings(text) & IS_WORD}
         elif "+" in self.shown:
-            found -= {"-"} - self._given  # a result, positive or negative
-        return frozenset(found | self._given | {""})
+            tokens -= {"-"} - self._given  # a result, positive or negative
+        return frozenset(tokens | self._given | {""})
 
 
 class TextSource(Source):
@@ -211,12 +211,12 @@ class TextSource(Source):
             self._survey(names)
         readings = {name: self._readings[name] for name in names if name in self._readings}
         for piece in self.cells(names):
-            found = {n: readings[n].values(c, self.path, piece, n) for n, c in piece.cells.items()}
-            yield Piece(found, piece.place, piece.rows, piece.cells)
+            columns = {n: readings[n].values(c, self.path, piece, n) for n, c in piece.cells.items()}
+            yield Piece(columns, piece.place, piece.rows, piece.cells)
 
     def decimal(self, name: str) -> str | None:
-        found = self._columns[name].kind(self.dialect.decimal)
-        return self._readings[name].decimal if found == "number" else None
+        kind = self._columns[name].kind(self.dialect.decimal)
+        return self._readings[name].decimal if kind == "number" else None
 
     def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
         reading, cells, values = self._readings[name], piece.cells[name], piece.columns[name]
@@ -291,8 +291,8 @@ class TextSource(Source):
             parts.append(f"missing: {listed(list(tokens))}")
         words = [n for n in of["text"] if n not in self._expected and self._columns[n].total(IS_WORD)]
         if words:
-            found = next(t for n in words for t in self._columns[n].tokens if meanings(t) & IS_WORD)
-            parts.append(f"{found} is a category of {listed(words)} (--missing {found} if it means missing)")
+            word = next(t for n in words for t in self._columns[n].tokens if meanings(t) & IS_WORD)
+            parts.append(f"{word} is a category of {listed(words)} (--missing {word} if it means missing)")
         return f"read {'; '.join(parts)}" if parts else None
 
     def _has_mark(self, name: str, mark: str) -> bool:

@@ -13,7 +13,7 @@ ABSENT = frozenset(("", "NA", "NaN", "nan", "NAN", "-nan", "null", "NULL", "Null
 ABSENT |= {"N/A", "n/a", "#N/A", "#NA", "<NA>"}
 MARKS = frozenset(("?", "-", "--", "---", ".", "..", "\u2026", "\u2013", "\u2014"))
 MARKS |= {"#VALUE!", "#DIV/0!", "#REF!", "#NAME?", "#NUM!"}
-WORDS = frozenset(("none", "nil", "na", "n.a.", "n/d", "missing", "unknown", "undefined"))  # in numbers and dates only
+NULLS = frozenset(("none", "nil", "na", "n.a.", "n/d", "missing", "unknown", "undefined"))  # in numbers and dates only
 # What a text can be, as bits. As a date, it can be valid with the day first, with the month first, or with both.
 POINT, COMMA, DAY_FIRST, MONTH_FIRST, IS_ABSENT, IS_MARK, IS_WORD = (1 << i for i in range(7))
 NUMBER, DATE, MISSING = POINT | COMMA, DAY_FIRST | MONTH_FIRST, IS_ABSENT | IS_MARK | IS_WORD
@@ -37,10 +37,10 @@ def number_of(text: str, decimal: str) -> float | None:
     """
     if decimal == "." and (number := as_number(text)) is not None:
         return number
-    found = _NUMBERS[decimal].fullmatch(text)
-    if found is None:
+    match = _NUMBERS[decimal].fullmatch(text)
+    if match is None:
         return None
-    sign, body = found.groups()
+    sign, body = match.groups()
     for mark in _SPACES + ("," if decimal == "." else "."):
         body = body.replace(mark, "")
     number = float(body.replace(",", "."))
@@ -49,8 +49,8 @@ def number_of(text: str, decimal: str) -> float | None:
 
 def grouped(text: str, decimal: str) -> bool:
     """Whether a text is a number with grouped thousands."""
-    found = _NUMBERS[decimal].fullmatch(text)
-    return found is not None and any(mark in found[2] for mark in _SPACES + ("," if decimal == "." else "."))
+    match = _NUMBERS[decimal].fullmatch(text)
+    return match is not None and any(mark in match[2] for mark in _SPACES + ("," if decimal == "." else "."))
 
 
 _CLOCK = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,]\d+)?)?\s*([AaPp]\.?[Mm]\.?)?\s*(?:Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?"
@@ -87,10 +87,10 @@ def date_of(text: str, day_first: bool) -> int | None:
     if len(text) < 4 or not any(c.isdigit() for c in text):
         return None
     try:
-        found = _parsed(text, day_first)
+        parsed = _parsed(text, day_first)
     except ValueError:  # such as 31 February
         return None
-    return None if found is None else int((found - _EPOCH).total_seconds())
+    return None if parsed is None else int((parsed - _EPOCH).total_seconds())
 
 
 def _parsed(text: str, day_first: bool) -> datetime | None:
@@ -145,7 +145,7 @@ def meanings(text: str) -> int:
         return IS_ABSENT
     if text in MARKS:
         return IS_MARK
-    found = POINT * (number_of(text, ".") is not None) | COMMA * (number_of(text, ",") is not None)
-    if not found:
-        found = DAY_FIRST * (date_of(text, True) is not None) | MONTH_FIRST * (date_of(text, False) is not None)
-    return found or IS_WORD * (text.lower() in WORDS)
+    bits = POINT * (number_of(text, ".") is not None) | COMMA * (number_of(text, ",") is not None)
+    if not bits:
+        bits = DAY_FIRST * (date_of(text, True) is not None) | MONTH_FIRST * (date_of(text, False) is not None)
+    return bits or IS_WORD * (text.lower() in NULLS)

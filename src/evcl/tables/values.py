@@ -13,7 +13,7 @@ import numpy as np
 
 from evcl._core.errors import EvclError
 from evcl.tables.outside import Ends
-from evcl.tables.source import INEXACT, WHOLE, Bools, Floats, Piece, Values, as_number, bad
+from evcl.tables.source import INEXACT, MAX_EXACT, Bools, Floats, Piece, Values, as_number, bad
 
 DAY, YEAR = 86_400.0, 365.2425 * 86_400.0  # in seconds
 CYCLES = {"year": YEAR, "week": 7 * DAY, "day": DAY}
@@ -44,20 +44,19 @@ def numbers_of(values: Values, where: Where) -> Floats:
         came = "text" if values.dtype == object else "dates"
         where.bad(0, f"it holds {came}, but the model learned it as numbers")
     given = np.ma.getdata(values)
-    found: Floats = given.astype(np.float64, copy=False)
+    numbers: Floats = given.astype(np.float64, copy=False)
     if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
         with np.errstate(invalid="ignore"):  # the largest become 2^63 or 2^64, too large to convert back
-            other = (found.astype(given.dtype) != given) | (found >= float(np.iinfo(given.dtype).max))
+            other = (numbers.astype(given.dtype) != given) | (numbers >= float(np.iinfo(given.dtype).max))
         if other.any():
             place = tuple(np.argwhere(other)[0])
             where.bad(int(place[0]), f"{given[place]} {INEXACT}")
     if np.ma.isMaskedArray(values):
-        found = np.where(np.ma.getmaskarray(values), np.nan, found)
-    if np.isinf(found).any():
-        where.bad(
-            int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number that can be learned"
-        )
-    return found if where.ends is None else where.ends.limited(found)
+        numbers = np.where(np.ma.getmaskarray(values), np.nan, numbers)
+    if np.isinf(numbers).any():
+        row = int(np.isinf(numbers.reshape(len(numbers), -1)).any(1).argmax())
+        where.bad(row, "infinity is not a number that can be learned")
+    return numbers if where.ends is None else where.ends.limited(numbers)
 
 
 def seconds_of(values: Values, where: Where) -> Floats:
@@ -67,8 +66,8 @@ def seconds_of(values: Values, where: Where) -> Floats:
         where.bad(0, f"it holds {came}, but the model learned it as dates")
     absent = np.isnat(values)
     whole = np.where(absent, np.datetime64(0, "us"), values).astype("datetime64[us]").astype(np.int64)
-    found: Floats = np.where(absent, np.nan, whole / 1e6)
-    return found if where.ends is None else where.ends.limited(found)
+    seconds: Floats = np.where(absent, np.nan, whole / 1e6)
+    return seconds if where.ends is None else where.ends.limited(seconds)
 
 
 def measured(values: Values, where: Where) -> Floats:
@@ -117,15 +116,15 @@ def as_text(values: Values, where: Where) -> Sequence[str | None]:
     if values.ndim > 1 or values.dtype.kind == "M":
         came = "dates" if values.dtype.kind == "M" else f"an array of shape {values.shape[1:]}"
         where.bad(0, f"text or a whole number is expected, not {came}")
-    found: list[str | None] = []
+    texts: list[str | None] = []
     for row, value in enumerate(values.tolist()):
         if value is None or math.isnan(value):
-            found.append(None)
+            texts.append(None)
         elif math.isfinite(value) and value == int(value):
-            found.append(str(int(value)))
+            texts.append(str(int(value)))
         else:
             raise Fraction(where.path, where.piece.place(row), where.column, str(value))
-    return found
+    return texts
 
 
 def spelt(text: str, known: Collection[str]) -> str:
@@ -133,7 +132,7 @@ def spelt(text: str, known: Collection[str]) -> str:
     if text in known:
         return text
     number = as_number(text)
-    if number is None or abs(number) >= WHOLE or number != int(number):
+    if number is None or abs(number) >= MAX_EXACT or number != int(number):
         return text
     forms = (str(int(number)), f"{int(number)}.0")
     return next((form for form in forms if form in known), text)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import extra
-from evcl.benchmarks.texts import FIRST_SPAM, NAMES, readable
+from evcl.benchmarks.texts import FIRST_SPAM, MONTH_NAMES, readable
 from evcl.data import load_arrays, load_texts
 from evcl.streams.arrays import Values
 from evcl.streams.sources.source import Rows, Source
@@ -181,9 +181,9 @@ def mails() -> Table:
 def delivered(mail: str) -> np.datetime64 | None:
     """When a mail was delivered, from its headers; None if they do not say."""
     found = DELIVERED.search(mail.partition("\n\n")[0])
-    if found is None or found[1] not in NAMES:
+    if found is None or found[1] not in MONTH_NAMES:
         return None
-    return np.datetime64(f"{found[4]}-{NAMES.index(found[1]) + 1:02d}-{int(found[2]):02d}T{found[3]}", "s")
+    return np.datetime64(f"{found[4]}-{MONTH_NAMES.index(found[1]) + 1:02d}-{int(found[2]):02d}T{found[3]}", "s")
 
 
 def counted(text: str) -> NDArray[np.uint8]:
