@@ -19,7 +19,7 @@ import evcl as library
 from evcl.cli.stream import alarm_line
 from evcl.streams import commands
 from evcl.streams.table import NOTE, Raised, load
-from evcl.tables.model import notes_of
+from evcl.tables.saved import notes_of
 
 
 def weather(rows=400, seed=0, change=None, start="2024-01-01"):
@@ -320,7 +320,7 @@ def test_other_commands_say_what_to_use(evcl, learned):
 def test_a_damaged_table_is_refused(evcl, learned):
     tensors, notes = load_file("m"), notes_of(Path("m"))
     for change in ({"format": 9}, {"labels": ["yes"]}, {"encoder": {}}, {"raised": [[1]]}, {"kind": "date"}):
-        save_file(tensors, "m", {**notes, NOTE: json.dumps({**json.loads(notes[NOTE]), **change})})
+        save_file(tensors, "m", {**notes, NOTE.name: json.dumps({**json.loads(notes[NOTE.name]), **change})})
         status, _, err = evcl("inspect", "m")
         assert status == 1
         assert err.startswith("evcl: cannot load m: ")

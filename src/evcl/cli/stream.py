@@ -193,9 +193,10 @@ def facts(model: TableStream) -> dict[str, object]:
 def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
     """What `evcl inspect` shows of a stream's file."""
     from evcl import streams
-    from evcl.streams.table import is_table_stream, load
+    from evcl.streams.table import NOTE, load
+    from evcl.tables.saved import notes_of
 
-    if not is_table_stream(path):
+    if NOTE.name not in notes_of(path):
         plain = streams.Stream.load(path)
         voice.say(f"{path}: {size_of(path)}, a stream of {many(plain.rows, 'row')}, saved from Python")
         voice.fact("learns", f"{len(plain.classes)} classes" if plain.classes else plain.likelihood)

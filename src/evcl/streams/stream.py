@@ -188,7 +188,7 @@ class Stream:
         """Load a saved stream. If its network was not an `evcl.nn.mlp` or the default, pass it."""
         from evcl.streams.saved import load
 
-        return load(path, network)[0]
+        return load(path, network)
 
     @property
     def shares(self) -> dict[float, float]:
