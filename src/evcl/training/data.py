@@ -16,7 +16,7 @@ from evcl.nn.chain import Lessons
 from evcl.nn.per_task import Mixture
 from evcl.targets import CATEGORICAL, Objective
 
-MIN_NOISE_RATE, MAX_NOISE_RATE = 0.02, 0.5  # limits of the fraction by which the noise of numbers follows a batch: one epoch
+MIN_NOISE_RATE, MAX_NOISE_RATE = 0.02, 0.5  # of the fraction by which the noise of numbers follows a batch: one epoch
 
 
 class Pool:
