@@ -45,7 +45,7 @@ def stream(options: StreamOptions) -> None:
     """
     from evcl import streams
     from evcl.streams.commands import learn_files
-    from evcl.streams.evaluation import BATCH, DELAY
+    from evcl.streams.evaluation import BATCH_SETTING, DELAY_SETTING
     from evcl.streams.files import Asked
     from evcl.tables.rows import check_kind
 
@@ -53,8 +53,8 @@ def stream(options: StreamOptions) -> None:
     voice = Voice(options.as_json, options.quiet)
     dialect = options.dialect()
     with usage():
-        BATCH.check("--batch", options.batch)
-        DELAY.check("--delay", options.delay)
+        BATCH_SETTING.check("--batch", options.batch)
+        DELAY_SETTING.check("--delay", options.delay)
         given = {"false_alarms": options.false_alarms, "seed": options.seed}
         checked = {
             name: streams.SETTINGS[name].check(f"--{name.replace('_', '-')}", value)

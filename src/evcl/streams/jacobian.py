@@ -70,10 +70,10 @@ class Perceptron:
         r, n = len(weights), len(x)
         inputs = np.empty((r, n, self.widths[0] + 1))
         inputs[..., :-1], inputs[..., -1] = x.reshape(n, -1), 1
-        below, slopes, a = [], [], inputs
+        layer_inputs, slopes, a = [], [], inputs
         layers = [weights[:, at : at + units * size].reshape(r, units, size) for at, units, size in self.groups]
         for i, layer in enumerate(layers):
-            below.append(a)
+            layer_inputs.append(a)
             z, slope = self.activated(a @ transposed(layer))
             slopes.append(slope)
             skips = self.skip and i == len(layers) - 1
@@ -84,7 +84,7 @@ class Perceptron:
             deltas.append(back[..., : layers[i].shape[1]] * slopes[i][:, :, None])
             if i:
                 back = deltas[-1] @ layers[i][:, None]
-        return a @ transposed(rows), list(zip(below, deltas[::-1], strict=True)), a
+        return a @ transposed(rows), list(zip(layer_inputs, deltas[::-1], strict=True)), a
 
     def activated(self, z: Array) -> tuple[Array, Array]:
         """The activation of sums z, and its derivative."""
@@ -101,14 +101,14 @@ class Perceptron:
         """J [R, n, K, P], from what `backward` returns."""
         r, n, size = a.shape
         first = len(self.start)
-        found = np.zeros((r, n, k, first + k * size))
-        for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
-            own = found[..., start : start + units * width].reshape(r, n, k, units, width)  # a view
-            np.multiply(delta[..., None], below[:, :, None, None], out=own)
+        jacobian = np.zeros((r, n, k, first + k * size))
+        for (start, units, width), (inputs, delta) in zip(self.groups, layers, strict=True):
+            own = jacobian[..., start : start + units * width].reshape(r, n, k, units, width)  # a view
+            np.multiply(delta[..., None], inputs[:, :, None, None], out=own)
         for output in range(k):
             place = first + output * size
-            found[:, :, output, place : place + size] = a
-        return found
+            jacobian[:, :, output, place : place + size] = a
+        return jacobian
 
     def times(self, layers: list[tuple[Array, Array]], a: Array, scale: Array, matrices: Array) -> Array:
         """[R, K, P]: J D C for a single row, the diagonal D, `scale` [R, P], and C [R, P, P], without J: one product
@@ -117,12 +117,12 @@ class Perceptron:
         r, _, size = a.shape
         first, last = len(self.start), matrices.shape[2]
         own = a[:, None] * scale[:, first:].reshape(r, -1, 1, size)
-        found = (own @ matrices[:, first:].reshape(r, -1, size, last))[:, :, 0]
-        for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
+        product = (own @ matrices[:, first:].reshape(r, -1, size, last))[:, :, 0]
+        for (start, units, width), (inputs, delta) in zip(self.groups, layers, strict=True):
             place = slice(start, start + units * width)
-            own = below[:, None] * scale[:, place].reshape(r, units, 1, width)
-            found += delta[:, 0] @ (own @ matrices[:, place].reshape(r, units, width, last))[:, :, 0]
-        return found
+            own = inputs[:, None] * scale[:, place].reshape(r, units, 1, width)
+            product += delta[:, 0] @ (own @ matrices[:, place].reshape(r, units, width, last))[:, :, 0]
+        return product
 
 
 class Module:
@@ -164,8 +164,8 @@ class Module:
             return f, f
 
         each = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
-        found, f = vmap(each, in_dims=(0, None))(torch.from_numpy(weights), torch.from_numpy(x))
-        return f.numpy(), found.numpy()
+        jacobian, f = vmap(each, in_dims=(0, None))(torch.from_numpy(weights), torch.from_numpy(x))
+        return f.numpy(), jacobian.numpy()
 
 
 def default(inputs: int, hidden: int, seed: int) -> Perceptron:
@@ -180,12 +180,12 @@ def default(inputs: int, hidden: int, seed: int) -> Perceptron:
         some = torch.randperm(inputs, generator=source)[: 1 + unit % 2]
         alone = torch.zeros(inputs, dtype=torch.float64)
         alone[some] = torch.randn(len(some), generator=source, dtype=torch.float64) / math.sqrt(len(some))
-        w[unit] = SHARP * GAIN * alone
+        w[unit] = SPARSE_FACTOR * GAIN * alone
     b = 0.7 * GAIN * torch.randn(hidden, 1, generator=source, dtype=torch.float64)
     return Perceptron([inputs, hidden], "tanh", True, torch.cat([w, b], 1).flatten().numpy())
 
 
-SHARP = 2.5  # how much larger it is where a unit looks at few inputs
+SPARSE_FACTOR = 2.5  # how much larger it is where a unit looks at few inputs
 GAIN = 1.5  # the deviation of a hidden unit's input, for inputs of mean 0 and deviation 1
 
 

@@ -16,7 +16,7 @@ from evcl.tables.output_file import Column, check_ending
 from evcl.tables.predicting import Batch, Predicted, Predictor, write_predictions
 from evcl.tables.source import Kind, Piece, Values, absent, bad
 
-WIDE = NormalDist().inv_cdf(0.975)
+NORMAL_975 = NormalDist().inv_cdf(0.975)
 
 
 def predict_file(model: Path, data: Path, out: Path, asked: Predicting) -> Predicted:
@@ -52,11 +52,11 @@ class _OfStream(Predictor):
             columns |= {f"probability_{label}": Column(p[:, i], 6) for i, label in enumerate(classes)}
             return Batch(piece, {**columns, "entropy": Column(entropy, 6)}, given, {"entropy": entropy})
         mean, std = map(np.asarray, stream.predictions(x))
-        low = mean - WIDE * std
+        low = mean - NORMAL_975 * std
         measures = {
             "std": std,
             "low_95": np.maximum(low, 0.0) if kind == "count" else low,
-            "high_95": mean + WIDE * std,
+            "high_95": mean + NORMAL_975 * std,
         }
         columns = {name: Column(values, 6) for name, values in {"prediction": mean, **measures}.items()}
         return Batch(piece, columns, given, measures, mean)
