@@ -48,6 +48,8 @@ def learn_files(
             asked = _same(out, known, asked, settings or {})
         files = Files(paths, asked)
         model = known or TableStream.create(files, **(settings or {}))
+        for one in files.files:
+            model.encoder.check_shapes(one.source)
         skip = 0 if known is None else known.resume(files)
         on_start(model, files, skip)
         with deferred() as stop:

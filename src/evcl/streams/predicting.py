@@ -11,9 +11,10 @@ import torch
 from evcl.streams.table import TableStream, load
 from evcl.tables.asked import Predicting
 from evcl.tables.commands import open_source
+from evcl.tables.encoding import lacking
 from evcl.tables.output_file import Column, check_ending
 from evcl.tables.predicting import Batch, Predicted, Predictor, write_predictions
-from evcl.tables.source import Kind, Piece, Values, absent, bad, listed
+from evcl.tables.source import Kind, Piece, Values, absent, bad
 
 NORMAL_975 = NormalDist().inv_cdf(0.975)
 
@@ -31,9 +32,10 @@ class _OfStream(Predictor):
         source, kinds = open_source(data, dialect=asked.dialect.also(model.missing)), model.encoder.kinds()
         super().__init__(source, model.target, model.kind, kinds, asked.drop)
         self.model = model
+        _, new = model.encoder.check(source, (model.target, *model.drop, *asked.drop))
         gone = [name for name in kinds if name not in self.columns]
         if not self.columns or (gone and asked.unknown == "error"):
-            bad(data, f"there is no column {listed([repr(name) for name in gone])}, which the model learned from")
+            bad(data, f"there is no column {lacking(gone, new)}")
         self.notes = absent(gone) if gone else []
         read: dict[str, Kind] = {**dict.fromkeys(source.shapes, "text"), **{name: kinds[name] for name in self.columns}}
         source.expect({**read, model.target: "text" if model.kind == "class" else "number"}, model.target)

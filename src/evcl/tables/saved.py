@@ -38,7 +38,8 @@ class OfTable:
 
 def described_in(saved: Json) -> dict[str, Any]:
     """The inverse of `described`, as arguments. Files of earlier versions do not say what is missing."""
-    target, (labels, drop, missing) = saved["target"], (tuple(saved.get(k, ())) for k in ("labels", "drop", "missing"))
+    target, missing = saved["target"], tuple(saved.get("missing", ()))
+    labels, drop = tuple(saved["labels"]), tuple(saved["drop"])
     texts = [*labels, *drop, *missing, *([] if target is None else [target])]
     if not all(isinstance(text, str) for text in texts) or len(set(labels)) != len(labels):
         raise EvclError("its labels and columns should be text, and no label is there twice")
