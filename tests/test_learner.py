@@ -144,7 +144,7 @@ def test_threads_make_the_noise_of_a_prediction_in_its_order():
         time.sleep(slow_first.get(i, 0.0))
         return torch.tensor(i)
 
-    for count in (0, 1, predict.AHEAD, 3 * predict.AHEAD + 1):
+    for count in (0, 1, predict.NOISE_THREADS, 3 * predict.NOISE_THREADS + 1):
         assert [int(one) for one in predict.ahead(make, count)] == list(range(count))
     some = predict.ahead(make, 100)
     assert int(next(some)) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import evcl
-from evcl.streams.alarm import QUIET, Columns, Detector
+from evcl.streams.alarm import QUIET_ROWS, Columns, Detector
 from evcl.streams.arrays import Array
 from evcl.streams.observing import Classes, Targets
 
@@ -32,7 +32,7 @@ def drawn(rows: int, seed: int, classes: int = 2) -> tuple[Array, Targets]:
 @pytest.mark.parametrize("classes", [2, 5])
 def test_false_alarms_are_no_more_frequent_than_chosen(classes: int) -> None:
     """At most one in 500 rows: 20,000 rows would have 40, and fewer because an alarm is followed by a pause."""
-    assert len(detected(1 / 500, *drawn(20_000, 0, classes))) <= 20_000 / (500 + QUIET)
+    assert len(detected(1 / 500, *drawn(20_000, 0, classes))) <= 20_000 / (500 + QUIET_ROWS)
 
 
 def test_a_learner_that_is_usually_too_sure_raises_no_more_alarms() -> None:

@@ -11,11 +11,11 @@ from evcl import EvclError
 from evcl._core.randomness import generator
 from evcl.streams.sources import REPORTED, RULES, SOURCES, Drift, Source, drift, generated, get, register, table
 from evcl.streams.sources.generators import LED, SEA, SEGMENTS, Agrawal, Hyperplane, above, agrawal_rules, steps
-from evcl.streams.sources.source import BLOCK
+from evcl.streams.sources.source import ROWS_AT_ONCE
 
 
 def whole(source, seed=0, stop=None):
-    parts = list(source.read(BLOCK, seed, stop=stop))
+    parts = list(source.read(ROWS_AT_ONCE, seed, stop=stop))
     return torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
 
 

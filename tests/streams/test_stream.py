@@ -17,7 +17,7 @@ import evcl
 from evcl import EvclError
 from evcl._core.files import save_tensors
 from evcl.streams.stream import State
-from evcl.tables.model import notes_of
+from evcl.tables.saved import notes_of
 
 
 def table(rows: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ import evcl as library
 from evcl.cli.stream import alarm_line
 from evcl.streams import commands
 from evcl.streams.table import NOTE, Raised, load
-from evcl.tables.model import notes_of
+from evcl.tables.saved import notes_of
 
 
 def weather(rows=400, seed=0, change=None, start="2024-01-01"):
@@ -317,10 +317,24 @@ def test_other_commands_say_what_to_use(evcl, learned):
     assert "is not a model of evcl stream" in evcl("stream", "a.csv", *FAST, "--out", "plain")[2]
 
 
+def test_arrays_of_another_shape_are_refused_in_one_line(evcl):
+    draws = np.random.default_rng(0)
+    for name, width in (("a", 3), ("b", 4)):
+        np.savez(f"{name}.npz", image=draws.normal(size=(40, 2, width)), wet=draws.integers(0, 2, 40))
+    evcl.done("stream", "a.npz", "--target", "wet", "--out", "m")
+    wanted = "b.npz: column 'image': its values have shape (2, 4), not (2, 3)"
+    for words in (
+        ["predict", "--model", "m", "--data", "b.npz", "--out", "p.csv"],
+        ["stream", "a.npz", "b.npz", "--target", "wet", "--out", "m"],
+        ["stream", "a.npz", "b.npz", "--target", "wet", "--out", "n"],
+    ):
+        assert wanted in evcl.refused(*words)
+
+
 def test_a_damaged_table_is_refused(evcl, learned):
     tensors, notes = load_file("m"), notes_of(Path("m"))
     for change in ({"format": 9}, {"labels": ["yes"]}, {"encoder": {}}, {"raised": [[1]]}, {"kind": "date"}):
-        save_file(tensors, "m", {**notes, NOTE: json.dumps({**json.loads(notes[NOTE]), **change})})
+        save_file(tensors, "m", {**notes, NOTE.name: json.dumps({**json.loads(notes[NOTE.name]), **change})})
         status, _, err = evcl("inspect", "m")
         assert status == 1
         assert err.startswith("evcl: cannot load m: ")

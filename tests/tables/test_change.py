@@ -18,7 +18,8 @@ from evcl._core.interrupts import Interrupted
 from evcl.tables.commands import open_source
 from evcl.tables.encoding import Encoder
 from evcl.tables.fitting import EncoderFitting
-from evcl.tables.model import TABLE_NOTE, notes_of
+from evcl.tables.model import TABLE_NOTE
+from evcl.tables.saved import notes_of
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -306,14 +307,14 @@ def test_a_damaged_description_is_refused_or_read_and_never_crashes(evcl):
     frame.loc[::9, "x"] = np.nan
     learned(evcl, frame, "b", "--epochs", "1")
     notes, tensors = notes_of(Path("m")), load_file("m")
-    saved = json.loads(notes[TABLE_NOTE])
+    saved = json.loads(notes[TABLE_NOTE.name])
     assert sorted({part["kind"] for part in saved["columns"]}) == ["beyond", "category", "missing", "number", "time"]
     refused = []
     for i, part in enumerate(saved["columns"]):
         for key in part:
             for value in (None, "x", [], [[]], {}, 0, [1e999], 1e999, -1, ["y", "y"]):
                 columns = [{**one, key: value} if k == i else one for k, one in enumerate(saved["columns"])]
-                save_file(tensors, "n", {**notes, TABLE_NOTE: json.dumps({**saved, "columns": columns})})
+                save_file(tensors, "n", {**notes, TABLE_NOTE.name: json.dumps({**saved, "columns": columns})})
                 try:
                     tables.load_model(Path("n"))
                 except EvclError as error:
@@ -321,7 +322,7 @@ def test_a_damaged_description_is_refused_or_read_and_never_crashes(evcl):
     assert len(refused) > 150
     assert all(line.startswith("cannot load n: ") and "\n" not in line for line in refused)
     for missing in (3, [3], [None], {"a": 1}):
-        save_file(tensors, "n", {**notes, TABLE_NOTE: json.dumps({**saved, "missing": missing})})
+        save_file(tensors, "n", {**notes, TABLE_NOTE.name: json.dumps({**saved, "missing": missing})})
         if missing != {"a": 1}:
             with pytest.raises(EvclError, match="cannot load n: "):
                 tables.load_model(Path("n"))

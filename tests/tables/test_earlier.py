@@ -14,7 +14,8 @@ from tabular import predicted
 
 from evcl import EvclError, tables
 from evcl.tables.earlier import MIN_ROWS, Summary, _similar, estimate, standing
-from evcl.tables.model import TABLE_NOTE, notes_of
+from evcl.tables.model import TABLE_NOTE
+from evcl.tables.saved import notes_of
 
 FAST = ["--epochs", "30", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -128,7 +129,9 @@ def test_tasks_that_lost_accuracy_are_named(learn):
 def test_damage_to_what_tasks_are_at_is_refused_in_one_line(learn, now):
     learn("january", rows(0))
     text = notes_of(Path("m"))
-    save_file(load_file("m"), "m", {**text, TABLE_NOTE: json.dumps({**json.loads(text[TABLE_NOTE]), "now": now})})
+    save_file(
+        load_file("m"), "m", {**text, TABLE_NOTE.name: json.dumps({**json.loads(text[TABLE_NOTE.name]), "now": now})}
+    )
     with pytest.raises(EvclError, match=r"^cannot load m: [^\n]*$"):
         tables.load_model(Path("m"))
 

@@ -257,7 +257,7 @@ def test_a_model_file_that_is_none(model):
     plain = package.EVCL(package.nn.mlp(4, [4]), epochs=1)
     plain.learn((np.random.default_rng(0).normal(size=(20, 4)), np.arange(20) % 2))
     plain.save("m")
-    wanted = "m was saved from Python and does not say how to encode a table"
+    wanted = "cannot load m: it was saved from Python and does not say how to encode a table"
     assert wanted in refused(model, *predict, "--model", "m")
     for note in ("{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "columns": []}'):
         plain.save("m", {"evcl.tables": note})

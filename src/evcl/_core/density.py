@@ -75,11 +75,11 @@ class Density:
         possible entropy. The distance alone hardly tells a new kind of image from the training images; the doubt alone
         is small for rows that lie far out.
         """
-        own = torch.device("cpu") if limited(x.device) else x.device  # one that has float64
-        far = Unfamiliar(self).to(own)
+        device = torch.device("cpu") if limited(x.device) else x.device  # one that has float64
+        far = Unfamiliar(self).to(device)
         step = max(1, VALUES_AT_ONCE // len(self.mean))
         parts = zip(x.flatten(1).split(step), doubt.split(step), strict=True)
-        return torch.cat([far(part.to(own), some.to(own)) for part, some in parts]).to(x.device)
+        return torch.cat([far(part.to(device), doubts.to(device)) for part, doubts in parts]).to(x.device)
 
     def within(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The rows x [N, ...], with each value outside the range of its column moved to the end of that range; and how
@@ -183,10 +183,10 @@ def density(x: Tensor, doubt: Tensor, most: int) -> Density:
     summary = reduce(lambda all_, one: all_.merged(one, exact), parts)
     if whole:
         return summary
-    some = flat[:: math.ceil(len(flat) / SKETCH_ROWS)]
-    some = some.cpu() if limited(some.device) else some
-    centred = (some - summary.mean.to(some)) / math.sqrt(len(some))
-    return replace(summary, rows=_directions(centred, summary.variance.sqrt().to(some), most).cpu())
+    subset = flat[:: math.ceil(len(flat) / SKETCH_ROWS)]
+    subset = subset.cpu() if limited(subset.device) else subset
+    centred = (subset - summary.mean.to(subset)) / math.sqrt(len(subset))
+    return replace(summary, rows=_directions(centred, summary.variance.sqrt().to(subset), most).cpu())
 
 
 def _of(x: Tensor, doubt: Tensor, most: int) -> Density:

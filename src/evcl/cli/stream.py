@@ -45,7 +45,7 @@ def stream(options: StreamOptions) -> None:
     """
     from evcl import streams
     from evcl.streams.commands import learn_files
-    from evcl.streams.evaluation import BATCH, DELAY
+    from evcl.streams.evaluation import BATCH_SETTING, DELAY_SETTING
     from evcl.streams.files import Asked
     from evcl.tables.rows import check_kind
 
@@ -53,8 +53,8 @@ def stream(options: StreamOptions) -> None:
     voice = Voice(options.as_json, options.quiet)
     dialect = options.dialect()
     with usage():
-        BATCH.check("--batch", options.batch)
-        DELAY.check("--delay", options.delay)
+        BATCH_SETTING.check("--batch", options.batch)
+        DELAY_SETTING.check("--delay", options.delay)
         given = {"false_alarms": options.false_alarms, "seed": options.seed}
         checked = {
             name: streams.SETTINGS[name].check(f"--{name.replace('_', '-')}", value)
@@ -193,9 +193,10 @@ def facts(model: TableStream) -> dict[str, object]:
 def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
     """What `evcl inspect` shows of a stream's file."""
     from evcl import streams
-    from evcl.streams.table import is_table_stream, load
+    from evcl.streams.table import NOTE, load
+    from evcl.tables.saved import notes_of
 
-    if not is_table_stream(path):
+    if NOTE.name not in notes_of(path):
         plain = streams.Stream.load(path)
         voice.say(f"{path}: {size_of(path)}, a stream of {many(plain.rows, 'row')}, saved from Python")
         voice.fact("learns", f"{len(plain.classes)} classes" if plain.classes else plain.likelihood)

@@ -21,7 +21,7 @@ from evcl.experiments.result import AlarmRow, Environment, Result, binned, prequ
 from evcl.experiments.run import Event, OnEvents, cell_result, environment
 from evcl.methods import Method
 from evcl.streams import SETTINGS, Prequential, Stream
-from evcl.streams.evaluation import BATCH, Feed, batches
+from evcl.streams.evaluation import BATCH_SETTING, Feed, batches
 from evcl.streams.online import Online
 from evcl.streams.prequential import window_of
 from evcl.streams.saved import parts_of, restored
@@ -36,7 +36,7 @@ _NAIVE = {"lr": Setting(0.003, "the learning rate of Adam", high=10.0, open_low=
 
 
 def _method(name: str, summary: str, settings: Mapping[str, Setting]) -> Method:
-    return Method(name, summary, name != "naive", settings={**NEITHER, "batch_size": BATCH, **settings})
+    return Method(name, summary, name != "naive", settings={**NEITHER, "batch_size": BATCH_SETTING, **settings})
 
 
 METHODS = {

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 WHAT = ("predictive", "mean")
 SUFFIXES = (".onnx", ".pt2")
-ROWS = 2  # of the example that a network is traced with
-LENGTH = 4  # of its sequences
+TRACED_ROWS = 2  # of the example that a network is traced with
+TRACED_LENGTH = 4  # of its sequences
 ONE_FILE = 1_800_000_000  # bytes; an ONNX file above 2 GB has its weights beside it, in FILE.data
 TOLERANCE = 1e-3  # largest difference of a probability between the exported network and the learner
 
@@ -65,8 +65,8 @@ class Signature(NamedTuple):
         """Call a plain network as the learner would."""
         by_place = [x for key, x in zip(self.keys, inputs, strict=True) if isinstance(key, int)]
         named = {key: x for key, x in zip(self.keys, inputs, strict=True) if isinstance(key, str)}
-        found: Tensor = network(*by_place, **named)
-        return found
+        output: Tensor = network(*by_place, **named)
+        return output
 
     def packed(self, inputs: Sequence[Tensor]) -> Tensor:
         """The inputs as the one tensor that a learner computes with."""
@@ -107,12 +107,12 @@ class Groups(nn.Module):
         return torch.stack([part.logsumexp(1) for part in each], 1).softmax(1)
 
     def forward(self, p: Tensor, entropy: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-        found: Tensor | float = 0.0
+        probabilities: Tensor | float = 0.0
         least = torch.finfo(p.dtype).tiny
         for g, (part, into) in enumerate(zip(p.split(self.sizes, 1), self.mixing, strict=True)):
             own = part @ into
-            found = found + group[:, g : g + 1] * own / own.sum(1, keepdim=True).clamp_min(least)
-        return torch.as_tensor(found), _entropy(group) + (group * entropy).sum(1)
+            probabilities = probabilities + group[:, g : g + 1] * own / own.sum(1, keepdim=True).clamp_min(least)
+        return torch.as_tensor(probabilities), _entropy(group) + (group * entropy).sum(1)
 
 
 class Draws(nn.Module):
@@ -147,8 +147,8 @@ class Draws(nn.Module):
         if self.one_by_one:
             return torch.stack([run({name: w[s] for name, w in every.items()}) for s in range(self.count)])
         with sdpa_kernel(SDPBackend.MATH):  # vmap knows this kernel only
-            found: Tensor = torch.func.vmap(run)(every)
-        return found
+            outputs: Tensor = torch.func.vmap(run)(every)
+        return outputs
 
 
 class Predictive(nn.Module):
@@ -171,11 +171,11 @@ class Predictive(nn.Module):
         p, aleatoric = self._mixed(inputs)
         entropy = _entropy(p)
         aleatoric = torch.minimum(aleatoric, entropy)
-        found = {"probabilities": p, "entropy": entropy, "aleatoric": aleatoric, "epistemic": entropy - aleatoric}
+        answer = {"probabilities": p, "entropy": entropy, "aleatoric": aleatoric, "epistemic": entropy - aleatoric}
         if self.density is not None:
             doubt = entropy / math.log(max(2, p.shape[1]))
-            found["unfamiliar"] = self.density(self.signature.packed(inputs).flatten(1), doubt)
-        return found
+            answer["unfamiliar"] = self.density(self.signature.packed(inputs).flatten(1), doubt)
+        return answer
 
     def _mixed(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Probabilities, and the mean entropy of the predictions of single draws."""
@@ -248,7 +248,7 @@ def export(
 def _example(learner: Learner, x: object) -> Tensor:
     """A few rows as the learner computes with them: those given, or ones in the shape that it has learned from."""
     if x is not None:
-        found = learner.parts.inputs(x).cpu()[:ROWS]
+        example = learner.parts.inputs(x).cpu()[:TRACED_ROWS]
     else:
         shape, form = _shape(learner), learner.parts.reader.call.form
         if shape is None:
@@ -256,9 +256,9 @@ def _example(learner: Learner, x: object) -> Tensor:
                 "the file does not say which inputs the network takes: pass some, export(path, x), as to predict"
             )
         if form is not None and form.step:
-            shape = (form.fixed + form.step * min(LENGTH, (shape[0] - form.fixed) // form.step),)
-        found = torch.ones(ROWS, *shape, dtype=learner.parts.reader.dtype)
-    return found.repeat(ROWS, *[1] * (found.dim() - 1))[:ROWS]
+            shape = (form.fixed + form.step * min(TRACED_LENGTH, (shape[0] - form.fixed) // form.step),)
+        example = torch.ones(TRACED_ROWS, *shape, dtype=learner.parts.reader.dtype)
+    return example.repeat(TRACED_ROWS, *[1] * (example.dim() - 1))[:TRACED_ROWS]
 
 
 def _shape(learner: Learner) -> tuple[int, ...] | None:
@@ -285,11 +285,11 @@ def _made(
     groups = session.groups[head]
     heads, sizes = [one.number for one in groups], [len(one.classes) for one in groups]
     count = run.settings.get("predict_samples", 1) if samples is None else samples
-    weights, below = [], _base_weights(learner)
+    weights, base_weights = [], _base_weights(learner)
     if not learner.method.generative:
         weights = [w.cpu() for w in weight_draws(run.network, run.predictor(number), run.seeds, count, heads)]
-    drawn = [one.cpu() for one in plain_networks(learner, [*weights, *below], heads, number)]
-    base = drawn.pop() if below else None
+    drawn = [one.cpu() for one in plain_networks(learner, [*weights, *base_weights], heads, number)]
+    base = drawn.pop() if base_weights else None
     draws = Draws(drawn) if drawn else None
     if base is not None:
         base[1] = nn.Identity()  # features, not logits
@@ -299,9 +299,9 @@ def _made(
         mixing = _groups(learner, head, base, packed if base is None else signature.call(base, inputs))
     density = session.density
     far = None if density is None or len(density.mean) != packed[0].numel() else Unfamiliar(density)
-    found = Predictive(draws, signature, sizes, mixing, far)
-    _check(learner, found, packed, inputs, [w.to(run.network.posterior.mean) for w in weights], task)
-    return found, inputs
+    module = Predictive(draws, signature, sizes, mixing, far)
+    _check(learner, module, packed, inputs, [w.to(run.network.posterior.mean) for w in weights], task)
+    return module, inputs
 
 
 def _signature(learner: Learner, packed: Tensor, network: nn.Module | None) -> tuple[Signature, list[Tensor]]:
@@ -366,8 +366,8 @@ def _check(
     run, session, head = learner.parts.run, learner.parts.session, learner.parts.head(task)
     x, heads = packed.to(run.network.posterior.mean).unsqueeze(0), [one.number for one in session.groups[head]]
     wanted = session.mixed(x, head, run.predict_each(x, heads, draws or None, learner.parts.number(task)))[0]
-    found = module(*inputs)["probabilities"]
-    if float((found - wanted.to(found)).abs().max()) > TOLERANCE:
+    exported = module(*inputs)["probabilities"]
+    if float((exported - wanted.to(exported)).abs().max()) > TOLERANCE:
         raise EvclError("no plain network predicts what this learner predicts, so it cannot be exported")
 
 
@@ -428,17 +428,17 @@ def _save(program: ExportedProgram, path: Path, texts: Mapping[str, str]) -> Non
 
 def _write_onnx(path: Path, program: ExportedProgram, module: Mean | Predictive, texts: Mapping[str, str]) -> None:
     names = list(module.signature.names)
-    found = torch.onnx.export(program, input_names=names, output_names=list(module.outputs), verbose=False)
-    assert found is not None
-    for shape in (one.shape for one in found.model.graph.inputs if one.shape is not None):
+    exported = torch.onnx.export(program, input_names=names, output_names=list(module.outputs), verbose=False)
+    assert exported is not None
+    for shape in (one.shape for one in exported.model.graph.inputs if one.shape is not None):
         free = [(str(size), name) for size, name in zip(shape, ("batch", "length"), strict=False)]
-        found.rename_axes({size: name for size, name in free if size.isidentifier()})
-    found.model.metadata_props.update(texts)
+        exported.rename_axes({size: name for size, name in free if size.isidentifier()})
+    exported.model.metadata_props.update(texts)
     size = sum(t.numel() * t.element_size() for t in program.state_dict.values())
     if size > ONE_FILE:
-        found.save(path, external_data=True)
+        exported.save(path, external_data=True)
     else:
-        write_atomically(path, lambda temporary: temporary.write_bytes(found.model_proto.SerializeToString()))
+        write_atomically(path, lambda temporary: temporary.write_bytes(exported.model_proto.SerializeToString()))
 
 
 @contextmanager

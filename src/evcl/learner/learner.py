@@ -35,8 +35,8 @@ from evcl.training import Run, Session
 if TYPE_CHECKING:
     from evcl.posterior import NamedPosterior
 
-SHOWN = 8  # of many classes, this many are named
-INPUTS = Setting(1, "inputs to add to a network", low=1, high=1_000_000)
+NAMED = 8  # of many classes, this many are named
+ADDED_INPUTS = Setting(1, "inputs to add to a network", low=1, high=1_000_000)
 ACCUMULATE = Setting(1, "parts in which the gradient of a step is computed", low=1, high=1_000_000)
 
 
@@ -113,8 +113,8 @@ class Learner:
             raise EvclError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
         if not isinstance(prior, Prior) and prior not in ("zero", "network"):
             raise EvclError(f"prior must be 'zero', 'network' or an evcl.nn.Prior, not {prior!r}")
-        found = get_likelihood(likelihood)
-        check_targets(self.method, self.settings, found)
+        chosen = get_likelihood(likelihood)
+        check_targets(self.method, self.settings, chosen)
         accumulate = int(ACCUMULATE.check("accumulate", accumulate))
         call, arguments = Call(output), network
         if isinstance(network, nn.Module):
@@ -136,12 +136,12 @@ class Learner:
             skip=skip,
             prior=prior,
             precision=precision,
-            likelihood=found,
+            likelihood=chosen,
             call=call,
             accumulate=accumulate,
         )
         run.network.merges = adapters is not None and adapters.tasks == "merged"
-        reader = Reader(arguments, call, dtype, self.method.name if copies else "", found)
+        reader = Reader(arguments, call, dtype, self.method.name if copies else "", chosen)
         self.parts = State(run, Session(run), reader, adapters)
         self.history: dict[str, tuple[Epoch, ...]] = {}
         self._learning = False
@@ -353,7 +353,7 @@ class Learner:
         keeps = self.parts.run.kept_examples() or self.settings.get("memory", 0)
         if not lacking or keeps or self.method.generative or self.method.replays:
             return None
-        some = ", ".join(lacking[:SHOWN]) + (f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else "")
+        some = ", ".join(lacking[:NAMED]) + (f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else "")
         keeps_some = keep if self.can_keep else None
         advice = f"{keeps_some} would keep rows of every class" if keeps_some else "give every task rows of every class"
         return f"task {task!r} has no rows of {some}, which its head knows, and may make it forget them: {advice}"
@@ -480,7 +480,7 @@ class Learner:
         """
         from evcl.learner.derived import with_inputs
 
-        return with_inputs(self, int(INPUTS.check("count", count)))
+        return with_inputs(self, int(ADDED_INPUTS.check("count", count)))
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use. Of
@@ -555,11 +555,11 @@ def _dtype_of(network: nn.Module) -> torch.dtype:
 def usable(device: torch.device | str, dtype: torch.dtype = torch.float32, precision: str = "fp32") -> torch.device:
     """The device, if it can be used on this machine, with this dtype and precision; raises otherwise."""
     try:
-        found = torch.empty(0, device=device).device
+        actual = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise EvclError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    if limited(found) and dtype == torch.float64:
-        raise EvclError(f"device {found.type!r} has no float64: use dtype=torch.float32, or device='cpu'")
-    if limited(found) and precision == "bf16":
-        raise EvclError(f"device {found.type!r} trains in float32 only: use precision='fp32', or device='cpu'")
-    return found
+    if limited(actual) and dtype == torch.float64:
+        raise EvclError(f"device {actual.type!r} has no float64: use dtype=torch.float32, or device='cpu'")
+    if limited(actual) and precision == "bf16":
+        raise EvclError(f"device {actual.type!r} trains in float32 only: use precision='fp32', or device='cpu'")
+    return actual

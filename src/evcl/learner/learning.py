@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from evcl.learner.learner import Learner
     from evcl.learner.state import State
 
-FARTHEST = 30.0  # in deviations, the mean of a column that networks still learn from
-SMALLEST = 0.01  # the smallest size of inputs that networks learn from at the usual rates
-ENOUGH = 10_000  # rows that tell the scale of inputs
-DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
+MAX_MEAN_DEVIATIONS = 30.0  # in deviations, the mean of a column that networks still learn from
+MIN_INPUT_SIZE = 0.01  # the smallest size of inputs that networks learn from at the usual rates
+SCALE_ROWS = 10_000  # rows that tell the scale of inputs
+ENTROPY_ROWS = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 NEW = "new"  # the value of `head` that gives a task its own head
 WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high=1_000_000_000)
-FEWEST, ALL_TRIED, MOST_TRIED, FOLDS = 10, 500, 5000, 5  # rows of a first task for which `_trials` has parts: see there
+MIN_TRIAL_ROWS, MAX_ROWS_ALL_TRIED, MAX_TRIAL_ROWS, FOLDS = 10, 500, 5000, 5  # rows of a first task: see `_trials`
 
 
 def copied(learner: Learner, parts: State) -> Learner:
     """A copy with these parts that learns on its own, for trials."""
-    found = copy.copy(learner)
-    found.parts = replace(parts, trial=True)
-    return found
+    trial = copy.copy(learner)
+    trial.parts = replace(parts, trial=True)
+    return trial
 
 
 Past = Mapping[str, tuple[Epoch, ...]]  # for each task, its epochs
@@ -123,11 +123,11 @@ class Learning:
         if reread := self.options.reread:
             window = None if reread is True else int(WINDOW.check("reread", reread))
             about = (self.parts.reader, data, learner.seed, self.run.rounds, learner.settings.batch_size, window)
-            self.rereading = found = Rereading(*about)
+            self.rereading = rereading = Rereading(*about)
             x, y, counts = (
-                self.parts.tested(found.x.to(self.run.network.posterior.mean.device)),
-                found.y,
-                found.counts,
+                self.parts.tested(rereading.x.to(self.run.network.posterior.mean.device)),
+                rereading.y,
+                rereading.counts,
             )
             known = [*known, *(label for label in sorted(counts) if label not in known)]
         else:
@@ -160,16 +160,16 @@ class Learning:
         if head is None:
             raise EvclError("head must be 'new', or the name or number of a task whose head to use, not None")
         if head != NEW:
-            found = self.parts.head(head)
+            chosen = self.parts.head(head)
         elif isinstance(data, Task):
-            found = data.head
+            chosen = data.head
         elif name in heads:
             raise EvclError(f"a head is already called {name!r}: choose another name for the task")
         else:
-            found = name
-        if found not in heads and len(heads) >= MOST_HEADS:
+            chosen = name
+        if chosen not in heads and len(heads) >= MOST_HEADS:
             raise EvclError(f"there are {MOST_HEADS:,} heads, which is the maximum: share one of them, head=NAME")
-        return found
+        return chosen
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -194,8 +194,8 @@ class Learning:
         with session.round(given, ended) as tasks:
             if errors:
                 session.add_errors(errors, known)
-            if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
-                warnings.warn(told, ForgettingWarning, stacklevel=3)
+            if warning := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
+                warnings.warn(warning, ForgettingWarning, stacklevel=3)
             form = self.parts.reader.call.form
             if form is not None and form.step:
                 tasks, held = self._of_one_length(tasks, held)
@@ -226,24 +226,24 @@ class Learning:
         """For heads of numbers or counts, the errors [n, D] on rows that were not learned from: those of the task if
         its head was used before, else those of parts of the task that copies of the learner learn without.
         """
-        found: dict[str, Tensor] = {}
+        errors: dict[str, Tensor] = {}
         for task in given:
             assert isinstance(task.y, Tensor)
             known = self.session.heads.get(task.head)
             if known is None and not self.parts.trial and len(given) == 1:
-                found |= self._trials(task)
+                errors |= self._trials(task)
             elif known is not None and task.y.shape[2] == len(known):
-                found[task.head] = self.parts.new_errors(task.x[0], task.y[0], _weights(task), task.head)
-        return found
+                errors[task.head] = self.parts.new_errors(task.x[0], task.y[0], _weights(task), task.head)
+        return errors
 
     def _trials(self, task: Given) -> dict[str, Tensor]:
         """The errors on parts of a first task, each predicted by a copy of the learner that learns the other rows."""
         n, errors = task.x.shape[1], []
-        if not FEWEST <= n <= MOST_TRIED or self.options.validation is not None:
+        if not MIN_TRIAL_ROWS <= n <= MAX_TRIAL_ROWS or self.options.validation is not None:
             return {}
         order = torch.randperm(n, generator=generator(self.learner.seed, Purpose.TRIAL, self.run.rounds))
         folds = order.chunk(FOLDS)
-        for fold in folds if n <= ALL_TRIED else folds[:1]:
+        for fold in folds if n <= MAX_ROWS_ALL_TRIED else folds[:1]:
             rest = order[~torch.isin(order, fold)].sort().values
             other = copied(self.learner, self.parts.forked())
             weights = None if task.weights is None else task.weights[:, rest]
@@ -273,12 +273,12 @@ class Learning:
         one; `part`: whether it was held out of the task's own rows.
         """
         mean = self.run.network.posterior.mean
-        found = [record(task, epochs, mean) for task in given]
+        records = [record(task, epochs, mean) for task in given]
         if data is not None:
             x, y = self.session.rows([data])
-            found[0]["examples"] -= len(x) if part else 0  # these were not trained on
-            found[0]["validation"] = {"examples": len(x), **self.parts.measured(x, y, given[0].name)._asdict()}
-        learned = replace(self.parts, records=(*self.parts.records, *found), shape=tuple(given[-1].x.shape[2:]))
+            records[0]["examples"] -= len(x) if part else 0  # these were not trained on
+            records[0]["validation"] = {"examples": len(x), **self.parts.measured(x, y, given[0].name)._asdict()}
+        learned = replace(self.parts, records=(*self.parts.records, *records), shape=tuple(given[-1].x.shape[2:]))
         if learned.adapters is not None and learned.adapters.tasks == "merged":
             from evcl.training.adapters import merge
 
@@ -329,8 +329,8 @@ class Learning:
         """The density of all rows learned from, including these. None if the density of earlier rows is unknown, or if
         these rows have none: tokens, whose numbers are only names, and inputs whose shape differs from earlier ones.
         """
-        found, network = self.session.density, self.run.network
-        if (found is None and self.session.tasks) or not self.run.likelihood.heads:
+        known, network = self.session.density, self.run.network
+        if (known is None and self.session.tasks) or not self.run.likelihood.heads:
             return None
         weights = sum(math.prod(network.layout.shapes[name]) for name in network.trunk_names)
         named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self.parts.plain.modules())
@@ -340,16 +340,16 @@ class Learning:
         for task in tasks:
             x = task.x[0]
             columns = x[0].numel()
-            if (found is not None and len(found.mean) != columns) or (named and bool((x == x.round()).all())):
+            if (known is not None and len(known.mean) != columns) or (named and bool((x == x.round()).all())):
                 return None
-            step = math.ceil(len(x) / DOUBTED)
+            step = math.ceil(len(x) / ENTROPY_ROWS)
             some = task.x if step == 1 else task.x[:, ::step]  # what is known of all rows of a frozen trunk is reused
             p = self.run.predict(some, task.head, task=task.task)[0]
             name = next(name for name, some in self.session.groups.items() if task.head in {one.number for one in some})
             doubt = self.run.likelihood.doubt(p, self.session.scales.get(name), self.parts.draws)
             one = density(x, doubt, room(columns, weights))
-            found = one if found is None else found.merged(one, room(columns, weights))
-        return found
+            known = one if known is None else known.merged(one, room(columns, weights))
+        return known
 
 
 def _weights(task: Given) -> Tensor | None:
@@ -359,18 +359,18 @@ def _weights(task: Given) -> Tensor | None:
 
 def _warn_of_scale(x: Tensor) -> None:
     """Warn if a network can hardly learn from inputs [N, ...] on this scale. Of many rows, some are looked at."""
-    flat = double(x[:: -(-len(x) // ENOUGH)].flatten(1))
+    flat = double(x[:: -(-len(x) // SCALE_ROWS)].flatten(1))
     mean, std = flat.mean(0), flat.std(0, correction=0)
-    shifted = (mean.abs() > FARTHEST * std) & (std > 1e-6 * mean.abs())
+    shifted = (mean.abs() > MAX_MEAN_DEVIATIONS * std) & (std > 1e-6 * mean.abs())
     if bool(shifted.any()):
         column = int((mean.abs() / std).where(shifted, 0).argmax())
-        found = f"column {column} is {float(mean[column]):.4g} on average with a deviation of {float(std[column]):.2g}"
-    elif 0 < float(flat.square().mean().sqrt()) < SMALLEST:
-        found = f"their mean size is {float(flat.square().mean().sqrt()):.2g}"
+        fault = f"column {column} is {float(mean[column]):.4g} on average with a deviation of {float(std[column]):.2g}"
+    elif 0 < float(flat.square().mean().sqrt()) < MIN_INPUT_SIZE:
+        fault = f"their mean size is {float(flat.square().mean().sqrt()):.2g}"
     else:
         return
     warnings.warn(
-        f"the inputs are not scaled ({found}), so the network may not learn: scale each column to mean 0 and "
+        f"the inputs are not scaled ({fault}), so the network may not learn: scale each column to mean 0 and "
         "deviation 1, or all to the range 0 to 1",
         stacklevel=4,
     )

@@ -116,15 +116,15 @@ class _Part:
 
     def per_weight(self, values: Mapping[int, Tensor]) -> Tensor:
         """[1, P]: for each weight, the value of its head, or of the trunk; 1 if it has none."""
-        found = torch.ones(1, self.layout.size, dtype=torch.float64)
+        expanded = torch.ones(1, self.layout.size, dtype=torch.float64)
         heads = {
             name: g.number for gs in self.session.groups.values() for g in gs for name in head_names(g.number).values()
         }
         for name, span in self.layout.spans.items():
             k = heads.get(name, TRUNK_KEY)
             if k in values:
-                found[:, span] = values[k].double()
-        return found
+                expanded[:, span] = values[k].double()
+        return expanded
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _add_groups(plan: _Plan, part: _Part, i: int, known: int, base: Mapping[str,
     for head, groups in part.session.groups.items():
         name = plan.renamed[i].get(head, head)
         mine = plan.groups.setdefault(name, [])
-        shown = plan.shown.setdefault(name, [])
+        by_domain = plan.shown.setdefault(name, [])
         domains = {group.domain: group.domain for group in base.get(head, ())}
         others = {label for group in mine for label in group.classes}
         others -= {label for group in base.get(head, ()) for label in group.classes}
@@ -205,12 +205,12 @@ def _add_groups(plan: _Plan, part: _Part, i: int, known: int, base: Mapping[str,
             if domain in domains and others & set(group.classes):
                 domain = -1 - domain  # a key for its new number
             if domain not in domains:
-                domains[domain] = len(shown)
-                shown.append(set())
+                domains[domain] = len(by_domain)
+                by_domain.append(set())
             number = 1 + max(plan.sizes, default=-1)
             plan.moved[i][group.number] = number
             mine.append(Group(number, list(group.classes), domains[domain]))
-            shown[domains[domain]] |= part.session.shown[head][group.domain] & set(group.classes)
+            by_domain[domains[domain]] |= part.session.shown[head][group.domain] & set(group.classes)
 
 
 def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[Described, dict[str, Tensor]]:
@@ -232,8 +232,8 @@ def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[Described, dict[str, T
     tensors |= {f"memory/{name}": tensor for name, tensor in packing.tensors(memory).items()}
     densities = [part.session.density for part in parts if part.session.density is not None]
     if len(densities) == len(parts):
-        found = of_sites(densities[0], densities[1:])
-        tensors |= {f"{DENSITY}{name}": tensor for name, tensor in found.tensors().items()}
+        density = of_sites(densities[0], densities[1:])
+        tensors |= {f"{DENSITY}{name}": tensor for name, tensor in density.tensors().items()}
     description = base.description | {
         "memory": [packing.outline(memory)],
         "heads": [[name, classes] for name, classes in plan.heads.items()],
@@ -271,7 +271,7 @@ def _posterior(parts: Sequence[_Part], moved: Sequence[Moved]) -> Gaussian:
     given = [part.memory.units() if hasattr(part.memory, "units") else {} for part in parts]
     usual = by_key("mean", [to.by_head(one) for to, one in zip(moved, given, strict=True)])
     whole = torch.zeros(1, moved[0].size, dtype=torch.float64)
-    mean, precision, found = whole, whole + 1, []
+    mean, precision, gaussians = whole, whole + 1, []
     for part, to, units in zip(parts, moved, given, strict=True):
         q, now = part.network.posterior, {k: usual[to.heads[k][0] if k in to.heads else k] for k in units}
         first, own = (
@@ -280,11 +280,11 @@ def _posterior(parts: Sequence[_Part], moved: Sequence[Moved]) -> Gaussian:
         )
         ratio = part.per_weight(units) / part.per_weight(now)
         added = first.precision() + ratio * (own.precision() - first.precision())
-        found.append(Gaussian(own.mean, -0.5 * added.clamp_min(1e-12).log()))
+        gaussians.append(Gaussian(own.mean, -0.5 * added.clamp_min(1e-12).log()))
         mean, precision = (
             t.index_copy(1, to.place, new) for t, new in ((mean, first.mean), (precision, first.precision()))
         )
-    base, *sites = found
+    base, *sites = gaussians
     mean = mean.index_copy(1, moved[0].place, base.mean)
     precision = precision.index_copy(1, moved[0].place, base.precision())
     prior = Gaussian(mean, -0.5 * precision.log())
@@ -302,7 +302,7 @@ def _shown(plan: _Plan, name: str) -> list[Any]:
 
 
 def _records(parts: Sequence[_Part], plan: _Plan) -> list[Any]:
-    found = list(parts[0].records)
+    records = list(parts[0].records)
     for names, part in zip(plan.renamed[1:], parts[1:], strict=True):
-        found += [{**one, "task": names[one["task"]]} for one in part.records if one["task"] in names]
-    return found
+        records += [{**one, "task": names[one["task"]]} for one in part.records if one["task"] in names]
+    return records

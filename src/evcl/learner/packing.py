@@ -40,7 +40,7 @@ def pack(
             lacks = "missing" if missing else "not among them"
             raise EvclError(f"the network was trained with {wanted}, but {(missing or more)[0]} is {lacks}")
     read = {key: _array(value, called(key), pads.get(key, 0)) for key, value in named.items()}
-    lengths = next((found for _, found in read.values() if found is not None), None)
+    lengths = next((n for _, n in read.values() if n is not None), None)
     arrays = {key: array for key, (array, _) in read.items()}
     if len({len(array) for array in arrays.values()}) > 1:
         sizes = ", ".join(f"{called(key)} has {len(array)}" for key, array in arrays.items())
@@ -67,7 +67,7 @@ def ragged(value: Any) -> bool:
 def _array(value: Any, called: str, pad: int) -> tuple[Tensor, Tensor | None]:
     """A tensor of any type; and, if it was a list of sequences of different lengths, these lengths."""
     if isinstance(value, Tensor):
-        found = value.detach().cpu()
+        data = value.detach().cpu()
     elif ragged(value):
         pieces = [_array(one, called, pad)[0] if hasattr(one, "__len__") else None for one in value]
         if any(one is None or one.shape[1:] != pieces[0].shape[1:] for one in pieces):  # type: ignore[union-attr]
@@ -82,12 +82,12 @@ def _array(value: Any, called: str, pad: int) -> tuple[Tensor, Tensor | None]:
         array = numeric(value, called)
         if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
             raise EvclError(f"{called} has the integer {int(array.max())}, which is too large")
-        found = torch.from_numpy(array.astype(np.int64) if array.dtype.kind == "u" and array.itemsize > 1 else array)
-    if found.is_complex():
-        raise EvclError(f"{called} must be real numbers, not {found.dtype}")
-    if found.dim() == 0 or found.numel() == 0:
-        raise EvclError(f"{called} is empty or a single number: its shape is {tuple(found.shape)}, not [examples, ...]")
-    return found, None
+        data = torch.from_numpy(array.astype(np.int64) if array.dtype.kind == "u" and array.itemsize > 1 else array)
+    if data.is_complex():
+        raise EvclError(f"{called} must be real numbers, not {data.dtype}")
+    if data.dim() == 0 or data.numel() == 0:
+        raise EvclError(f"{called} is empty or a single number: its shape is {tuple(data.shape)}, not [examples, ...]")
+    return data, None
 
 
 def _kind(array: Tensor) -> Kind:
@@ -108,16 +108,16 @@ def _form_of(arrays: Mapping[Key, Tensor], dtype: torch.dtype, pads: Mapping[Key
     first = tokens or deep
     length = arrays[first[0]].shape[1] if first else None
     named = {key for key in arrays if key in MASKS and arrays[key].dim() > 1}
-    found = []
+    inputs = []
     for key, array in arrays.items():
         able = key in tokens or key in deep or key in named
         sequence = able and array.shape[1] == length
         shape = tuple(array.shape[2:] if sequence else array.shape[1:])
         pad = pads.get(key, 0) if sequence and kinds[key] == "int" else 0
-        found.append(Input(key, kinds[key], shape, sequence, pad))
-    if mask is not None and mask not in arrays and any(one.sequence for one in found):
-        found.append(Input(mask, "int" if mask == MASKS[0] else "bool", (), True))
-    return Form(tuple(found))
+        inputs.append(Input(key, kinds[key], shape, sequence, pad))
+    if mask is not None and mask not in arrays and any(one.sequence for one in inputs):
+        inputs.append(Input(mask, "int" if mask == MASKS[0] else "bool", (), True))
+    return Form(tuple(inputs))
 
 
 def _length(form: Form, arrays: Mapping[Key, Tensor]) -> int:
@@ -148,11 +148,11 @@ def _length(form: Form, arrays: Mapping[Key, Tensor]) -> int:
 def _exact(array: Tensor, one: Input, dtype: torch.dtype) -> Tensor:
     """The values of one input; raise if they cannot be packed exactly in this dtype."""
     if one.kind == "float":
-        found = array.to(dtype)
-        if not bool(found.isfinite().all()):
-            row = int((~found.isfinite()).reshape(len(found), -1).any(1).nonzero()[0])
+        converted = array.to(dtype)
+        if not bool(converted.isfinite().all()):
+            row = int((~converted.isfinite()).reshape(len(converted), -1).any(1).nonzero()[0])
             raise EvclError(f"{one.called} has NaN or infinity (first in example {row}): remove or replace them")
-        return found
+        return converted
     if array.is_floating_point():
         if not bool((array == array.round()).all()):
             raise EvclError(

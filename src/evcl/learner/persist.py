@@ -65,7 +65,7 @@ def opened(path: str | os.PathLike[str], name: str) -> Iterator[tuple[Any, Any]]
     """The description of this name in a file, None if there is none, and the open file. Inside this context, whatever
     is wrong with it is reported in one line.
     """
-    with reading(path) as found, open_tensors(found) as file:
+    with reading(path) as readable, open_tensors(readable) as file:
         yield text_of(file, name), file
 
 
@@ -102,9 +102,9 @@ def upgraded(saved: Described, tensors: Mapping[str, Tensor]) -> tuple[Described
         settings.setdefault("fisher_spread", 0.0)  # before this setting existed, nothing was spread
     if "distill" in method.known_settings:
         settings.setdefault("distill", 0.0)
-    found = {name: t for name, t in tensors.items() if name.startswith(("posterior.", "statistics.", "kept."))}
-    told = _from_1(for_settings(method, Settings(settings)).memory, "memory/", saved, tensors, found)
-    return {**saved, "format": FORMAT, "settings": settings, "memory": [told]}, found
+    new_tensors = {name: t for name, t in tensors.items() if name.startswith(("posterior.", "statistics.", "kept."))}
+    memory = _from_1(for_settings(method, Settings(settings)).memory, "memory/", saved, tensors, new_tensors)
+    return {**saved, "format": FORMAT, "settings": settings, "memory": [memory]}, new_tensors
 
 
 def _from_1(
@@ -113,43 +113,43 @@ def _from_1(
     """Convert format 1 (evcl 0.1): each run stored a prior, an importance and `used`, and separately its coresets and
     a copy of the weights tuned on them.
     """
-    told: Described = {}
+    described: Described = {}
     for one in fields(memory):
         at = f"{path}{one.name}"
         if one.name == "inner":
-            told["inner"] = _from_1(one.type, f"{at}/", saved, tensors, found)  # type: ignore[arg-type]
+            described["inner"] = _from_1(one.type, f"{at}/", saved, tensors, found)  # type: ignore[arg-type]
         elif one.name in ("prior", "tuned"):
             source = "posterior" if f"{one.name}.mean" not in tensors else one.name
             parts = [tensors.get(f"{source}.{part}") for part in ("mean", "log_std")]
-            told[one.name] = {"gaussian": [None if part is None else "tensor" for part in parts]}
+            described[one.name] = {"gaussian": [None if part is None else "tensor" for part in parts]}
             pairs = zip(("mean", "log_std"), parts, strict=True)
             found |= {f"{at}/{part}": tensor for part, tensor in pairs if tensor is not None}
         elif one.name in ("rows", "beta", "factors"):  # format 1 had none, and beta was constant
-            told[one.name] = {"dict": {}}
+            described[one.name] = {"dict": {}}
         elif one.name in ("importance", "used"):
-            told[one.name], found[at] = "tensor", tensors[one.name].expand_as(tensors["posterior.mean"]).clone()
+            described[one.name], found[at] = "tensor", tensors[one.name].expand_as(tensors["posterior.mean"]).clone()
         elif one.name != "classes":  # format 1 had none
-            told[one.name] = _coresets(at, saved, tensors, found)
-    return {"fields": told}
+            described[one.name] = _coresets(at, saved, tensors, found)
+    return {"fields": described}
 
 
 def _coresets(at: str, saved: Described, tensors: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[Any]:
     """The coreset of each task."""
     heads = [name for name, _ in saved["heads"]]
-    told = []
+    described = []
     for i, (_, head) in enumerate(saved["tasks"]):
         found |= {f"{at}/{i}/{part}": tensors[f"coreset {i}.{part}"] for part in ("x", "y")}
         about = {"x": "tensor", "y": "tensor", "weights": None, "head": heads.index(head), "task": i}
-        told.append({"examples": about})
-    return told
+        described.append({"examples": about})
+    return described
 
 
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
 FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
-FIRST = "first."  # in a file, the prefix of the tensors that every new column of a network starts from
+FIRST_PREFIX = "first."  # in a file, the prefix of the tensors that every new column of a network starts from
 BESIDE = "summary."  # in a file, the prefix of tensors that are not the learner's: see tables/earlier.py
 FUNCTION = "function"  # in a file, in place of an `output` that is a function
-GIVEN = "given"  # in a file, in place of a first prior of the user's own
+OWN_PRIOR = "given"  # in a file, in place of a first prior of the user's own
 
 
 def about(learner: Learner) -> Described:
@@ -169,10 +169,10 @@ def about(learner: Learner) -> Described:
 
 def card_of(learner: Learner) -> Described:
     """The card: see `Learner.card`."""
-    told = {**about(learner), "records": list(learner.parts.records), "versions": versions()}
+    description = {**about(learner), "records": list(learner.parts.records), "versions": versions()}
     if learner.parts.adapters is not None:
-        told["base"] = base_of(learner)
-    return card(told, learner.evaluate_kept() if learner.tasks else None)
+        description["base"] = base_of(learner)
+    return card(description, learner.evaluate_kept() if learner.tasks else None)
 
 
 def base_of(learner: Learner) -> str:
@@ -189,7 +189,7 @@ def described(learner: Learner) -> tuple[Described, dict[str, Tensor]]:
         "format": FORMAT,
         "rounds": run.rounds,  # with the seed, it determines every generator
         "drawn": run.drawn,  # whether the first weights are random: then the first task may take larger steps
-        "prior": GIVEN if isinstance(run.prior, Prior) else run.prior,
+        "prior": OWN_PRIOR if isinstance(run.prior, Prior) else run.prior,
         "memory": [run.outline()],
         "mlp": mlp,  # None: a network of the user's own
         "unsupported": run.how.unsupported,
@@ -229,7 +229,7 @@ def tensors_of(learner: Learner) -> dict[str, Tensor]:
     if learner.method.trunk is not None and not (
         run.drawn and isinstance(plain, MLP)
     ):  # those of an mlp are drawn from the seed
-        more |= {f"{FIRST}{name}": tensor for name, tensor in plain.state_dict().items()}
+        more |= {f"{FIRST_PREFIX}{name}": tensor for name, tensor in plain.state_dict().items()}
     if run.prior != "zero":
         more["centre"] = run.network.centre
     if run.network.width is not None:
@@ -263,7 +263,7 @@ def restore_frozen(learner: Learner, frozen: dict[str, Tensor]) -> None:
         module.load_state_dict(frozen, strict=False)
 
 
-SMALL = 2**18  # weights: 1 MB in float32
+SMALL_NETWORK = 2**18  # weights: 1 MB in float32
 STREAM = "it is a stream, not a learner: use evcl.Stream.load, or evcl stream, predict and inspect"
 
 
@@ -320,7 +320,7 @@ def rebuilt(
     method = get_method(saved["method"])
     # The file replaces every tensor of an mlp: until then, those of a large one have shapes but no memory. Without
     # memory, torch computes shapes with its compiler, whose import takes seconds.
-    device = "cpu" if network is not None or weights <= SMALL else "meta"
+    device = "cpu" if network is not None or weights <= SMALL_NETWORK else "meta"
     if network is None:
         network = _mlp(saved["mlp"], trunk if method.trunk is None else first_column(trunk)[0])
     more = {"output": _output(saved, output), "device": device, "likelihood": _likelihood(saved, likelihood)}
@@ -425,10 +425,10 @@ def _check_heads(
 
 def _whole(saved: Described) -> int:
     """The number of outputs of a network without heads; 0: it has heads."""
-    found = saved.get("outputs", 0)
-    if type(found) is not int or not 0 <= found < 2**31:
+    outputs = saved.get("outputs", 0)
+    if type(outputs) is not int or not 0 <= outputs < 2**31:
         raise EvclError("the number of its outputs must be a whole number")
-    return found
+    return outputs
 
 
 def _likelihood(saved: Described, given: Energy | None) -> str | Energy:
@@ -450,8 +450,8 @@ def _left_out(learner: Learner, trunk: Layout, tensors: dict[str, Tensor]) -> li
     if learner.parts.run.how.unsupported != "deterministic":
         return []
     more = [name for name in learner.parts.run.network.trunk_names if name not in trunk.shapes]
-    found = dict.fromkeys(name.rpartition(".")[0] or name for name in more if f"{FROZEN}{name}" in tensors)
-    return list(found)
+    layers = dict.fromkeys(name.rpartition(".")[0] or name for name in more if f"{FROZEN}{name}" in tensors)
+    return list(layers)
 
 
 def _names(given: str | Iterable[str] | None) -> list[str]:
@@ -460,18 +460,18 @@ def _names(given: str | Iterable[str] | None) -> list[str]:
 
 def _shape(saved: Described) -> tuple[int, ...] | None:
     """The shape of an example; earlier files do not say."""
-    found = saved.get("shape")
-    if found is not None and not (isinstance(found, list) and all(type(n) is int and 0 < n < 2**40 for n in found)):
+    shape = saved.get("shape")
+    if shape is not None and not (isinstance(shape, list) and all(type(n) is int and 0 < n < 2**40 for n in shape)):
         raise EvclError("the shape of its inputs must be whole numbers")
-    return None if found is None else tuple(found)
+    return None if shape is None else tuple(shape)
 
 
 def _prior(saved: Described) -> str:
     """The centre of the trunk's first prior; earlier files do not say."""
-    found = saved.get("prior", "zero")
-    if found not in ("zero", "network", GIVEN):
-        raise EvclError(f"its first prior must be zero, network or {GIVEN}, not {found!r}")
-    return str(found)
+    prior = saved.get("prior", "zero")
+    if prior not in ("zero", "network", OWN_PRIOR):
+        raise EvclError(f"its first prior must be zero, network or {OWN_PRIOR}, not {prior!r}")
+    return str(prior)
 
 
 def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[str, Tensor]) -> None:
@@ -480,7 +480,7 @@ def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[
     """
     if columns != max(1, rounds):
         raise EvclError("the number of its columns does not fit the number of its rounds")
-    first = {name.removeprefix(FIRST): t for name, t in tensors.items() if name.startswith(FIRST)}
+    first = {name.removeprefix(FIRST_PREFIX): t for name, t in tensors.items() if name.startswith(FIRST_PREFIX)}
     if first:
         own = learner.parts.plain.state_dict()
         fits = {name: t.shape for name, t in own.items()} == {name: t.shape for name, t in first.items()}
@@ -495,11 +495,11 @@ def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
     run = learner.parts.run
     if run.prior == "zero":
         return
-    found, wanted = tensors["centre"], run.network.centre
-    if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
+    centre, wanted = tensors["centre"], run.network.centre
+    if centre.shape != wanted.shape or centre.dtype != wanted.dtype or not packing.finite(centre):
         raise EvclError(f"its first prior must be {wanted.dtype} {tuple(wanted.shape)} and finite")
-    run.network.centre = found
-    if run.prior == GIVEN:
+    run.network.centre = centre
+    if run.prior == OWN_PRIOR:
         width = tensors["width"]
         if width.shape != wanted.shape or width.dtype != wanted.dtype or not packing.finite(width):
             raise EvclError(f"the width of its first prior must be {wanted.dtype} {tuple(wanted.shape)} and finite")
@@ -508,18 +508,18 @@ def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
 
 def _output(saved: Described, given: Output) -> Output:
     """Which output of the network is used: the file's choice, unless that was a function."""
-    found = saved.get("output")
-    if found == [FUNCTION]:
+    output = saved.get("output")
+    if output == [FUNCTION]:
         if not callable(given):
             raise EvclError(
                 "its output is a function, which is not in the file: pass it, load(path, network, output=...)"
             )
         return given
-    if found is not None and type(found) not in (str, int):
+    if output is not None and type(output) not in (str, int):
         raise EvclError("its output must be a name or a number")
-    if given is not None and given != found:
-        raise EvclError(f"it was trained with output={found!r}, not {given!r}")
-    return found
+    if given is not None and given != output:
+        raise EvclError(f"it was trained with output={output!r}, not {given!r}")
+    return output
 
 
 def _check_base(learner: Learner, saved: Described) -> None:
@@ -536,24 +536,24 @@ def _groups(saved: Described, heads: dict[str, list[Any]]) -> dict[str, list[Gro
     """The groups of classes of each head. Before there were groups, a head was one."""
     if "groups" not in saved:
         return {name: [Group(k, classes)] for k, (name, classes) in enumerate(heads.items())}
-    found = {
+    groups = {
         name: [Group(k, list(classes), *domain) for k, classes, *domain in some]
         for name, some in saved["groups"].items()
     }
-    if found.keys() != heads.keys():
+    if groups.keys() != heads.keys():
         raise EvclError("its groups of classes do not fit its heads")
     for name, classes in heads.items():
-        grouped = {label for group in found[name] for label in group.classes}
-        distinct = all(group.classes and len(set(group.classes)) == len(group.classes) for group in found[name])
-        if not distinct or grouped != set(classes) or not all(type(group.number) is int for group in found[name]):
+        grouped = {label for group in groups[name] for label in group.classes}
+        distinct = all(group.classes and len(set(group.classes)) == len(group.classes) for group in groups[name])
+        if not distinct or grouped != set(classes) or not all(type(group.number) is int for group in groups[name]):
             raise EvclError("its groups of classes do not fit its heads")
-        numbered = [group.domain for group in found[name]]
+        numbered = [group.domain for group in groups[name]]
         if any(type(d) is not int or not 0 <= d <= max([-1, *numbered[:i]]) + 1 for i, d in enumerate(numbered)):
             raise EvclError("the domains of its groups are not in order")
-    numbers = sorted(group.number for some in found.values() for group in some)
+    numbers = sorted(group.number for some in groups.values() for group in some)
     if numbers != list(range(len(numbers))):
         raise EvclError("its groups of classes do not fit its heads")
-    return found
+    return groups
 
 
 def _used(saved: Described, session: Session) -> tuple[dict[str, list[set[Any]]], list[int]]:
@@ -561,17 +561,17 @@ def _used(saved: Described, session: Session) -> tuple[dict[str, list[set[Any]]]
     used.
     """
     domains = {name: 1 + max(group.domain for group in groups) for name, groups in session.groups.items()}
-    shown = {
+    classes_of = {
         name: [set(some) for some in (classes if domains[name] > 1 else [classes])]
         for name, classes in saved.get("shown", session.heads).items()
     }
     numbers = {name: [group.number for group in groups] for name, groups in session.groups.items()}
     seen = list(saved.get("seen", [numbers[head][0] for head in session.tasks.values()]))
-    if {name: len(some) for name, some in shown.items()} != domains or not set(seen) <= {
+    if {name: len(some) for name, some in classes_of.items()} != domains or not set(seen) <= {
         k for own in numbers.values() for k in own
     }:
         raise EvclError("its tasks do not fit its heads")
-    return shown, seen
+    return classes_of, seen
 
 
 def _mlp(saved: Described | None, trunk: Layout) -> MLP:
@@ -587,8 +587,6 @@ def _mlp(saved: Described | None, trunk: Layout) -> MLP:
 
 Record = dict[str, Any]
 """What is known of one learned task."""
-
-NUMBERS = ("accuracy", "nll", "ece")  # of a validation part
 
 
 def versions() -> dict[str, str]:
@@ -651,10 +649,10 @@ def card(saved: Described, now: Mapping[str, float] | None = None) -> Described:
     heads = {name: list(classes) for name, classes in saved["heads"]}
     tasks = []
     for name, head in saved["tasks"]:
-        found = {"task": name, "head": head, **records.get(name, {})}
+        entry = {"task": name, "head": head, **records.get(name, {})}
         if now is not None and name in now:
-            found["now"] = now[name]
-        tasks.append(found)
+            entry["now"] = now[name]
+        tasks.append(entry)
     about: Described = {key: saved[key] for key in ("method", "seed", "settings", "dtype") if key in saved}
     weights = sum(math.prod(shape) for _, shape in saved["trunk"])
     outputs = sum(len(group[1]) for some in saved.get("groups", {}).values() for group in some)

@@ -32,11 +32,11 @@ def mean_network(learner: Learner, task: str | int | None) -> nn.Module:
         )
     run, number, k = learner.parts.run, learner.parts.number(task), groups[0].number
     heads = [k] if run.likelihood.heads else []
-    found = next(plain_networks(learner, [run.predictor(number).mean], heads, number))
-    scale, head = learner.parts.session.scales.get(learner.parts.head(task)), found[-1]
+    model = next(plain_networks(learner, [run.predictor(number).mean], heads, number))
+    scale, head = learner.parts.session.scales.get(learner.parts.head(task)), model[-1]
     if scale is not None and isinstance(head, nn.Linear):
         run.likelihood.rescale_head(head, run.network, k, scale)
-    return found
+    return model
 
 
 @torch.no_grad()

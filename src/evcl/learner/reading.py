@@ -60,14 +60,14 @@ class Reader:
 
     def tensor(self, x: object, device: torch.device | str) -> Tensor:
         """The inputs as one tensor [N, ...]: as they are, or packed if there are several."""
-        found = self.several(x)
-        if not isinstance(found, dict):
+        arrays = self.several(x)
+        if not isinstance(arrays, dict):
             if self.call.form is not None:
                 wanted = ", ".join(one.called for one in self.call.form.inputs)
                 raise EvclError(f"the network was trained with {wanted}: pass all of them, as a tuple or a dict")
-            return inputs(found, self.dtype, device)
-        pads: dict[Key, int] = {key: self.pad for key in found if key in (0, "input_ids", self._key(0))}
-        packed, form = pack(found, self.call.form, self.dtype, self.arguments.masks, pads)
+            return inputs(arrays, self.dtype, device)
+        pads: dict[Key, int] = {key: self.pad for key in arrays if key in (0, "input_ids", self._key(0))}
+        packed, form = pack(arrays, self.call.form, self.dtype, self.arguments.masks, pads)
         if self.call.form is None:
             if not self.first:
                 raise EvclError("the network has learned from one array of inputs, not from several: pass one array")
@@ -110,10 +110,10 @@ class Reader:
         form, arguments = self.call.form, self.arguments
         if form is not None:
             known = {one.key for one in form.inputs}
-            found: Several = {key: value for key, value in x.items() if key in known}
-            if not found and len(x) == 1:
-                found = {form.inputs[0].key: next(iter(x.values()))}
-            return found or x
+            named: Several = {key: value for key, value in x.items() if key in known}
+            if not named and len(x) == 1:
+                named = {form.inputs[0].key: next(iter(x.values()))}
+            return named or x
         numbers = {key: value for key, value in x.items() if not _is_text(value)}
         used = {key: numbers[key] for key in arguments.names if key in numbers}  # in any order, they are learned alike
         if not used and len(numbers) == 1 and arguments.required <= 1:
@@ -204,28 +204,28 @@ class Reader:
         if count == 0:
             raise EvclError("the data set is empty")
         one, y, task = torch.empty(0), list[object](), None
-        found: dict[Key, list[object]] | None = None
+        columns: dict[Key, list[object]] | None = None
         rows: list[Tensor] = []  # sequences of different lengths
         for i in range(count):
             x, label, number = self._parts(data[i], f"data set item {i}")
             task = number if i == 0 else task
             _check_constant(number, task)
-            several = _row(x) if found is None or isinstance(found, dict) else None
+            several = _row(x) if columns is None or isinstance(columns, dict) else None
             if i == 0 and several is not None:
-                found = {key: [] for key in several}
-            if isinstance(found, dict):
-                if several is None or several.keys() != found.keys():
+                columns = {key: [] for key in several}
+            if isinstance(columns, dict):
+                if several is None or several.keys() != columns.keys():
                     raise EvclError(f"data set item {i}: its inputs are not those of item 0")
                 for key, value in several.items():
-                    found[key].append(value)
+                    columns[key].append(value)
             else:
                 one = self._into(one, x, i, count, rows)
             y.append(label.item() if isinstance(label, Tensor) and label.numel() == 1 else label)
-        if found is None:
+        if columns is None:
             return rows or one, y
-        if all(isinstance(key, int) for key in found):
-            return tuple(_stacked(values) for values in found.values()), y
-        return {key: values if _is_text(values) else _stacked(values) for key, values in found.items()}, y
+        if all(isinstance(key, int) for key in columns):
+            return tuple(_stacked(values) for values in columns.values()), y
+        return {key: values if _is_text(values) else _stacked(values) for key, values in columns.items()}, y
 
     def _into(self, whole: Tensor, x: object, i: int, count: int, rows: list[Tensor]) -> Tensor:
         """Write example i into the tensor of all of them, which the first one makes; or into `rows`, if the lengths of
@@ -262,8 +262,8 @@ class Reader:
                 task = number if k == 0 else task
                 _check_constant(number, task)
                 piece = self.tensor(x, "cpu").clone()  # a loader may reuse its memory
-                found = self.likelihood.read(piece, y, verb)
-                yield piece, found.tolist() if isinstance(found, Tensor) else found
+                labels = self.likelihood.read(piece, y, verb)
+                yield piece, labels.tolist() if isinstance(labels, Tensor) else labels
             except EvclError as error:
                 raise EvclError(f"batch {k}: {error}") from None
 
@@ -304,8 +304,8 @@ def joined(pieces: list[Tensor], count: int, dtype: torch.dtype) -> Tensor:
 def like(x: object) -> object:
     """The first array of some inputs: results are in its form."""
     if isinstance(x, Mapping):
-        found = [value for value in x.values() if not _is_text(value)]
-        return found[0] if found else None
+        arrays = [value for value in x.values() if not _is_text(value)]
+        return arrays[0] if arrays else None
     return x[0] if isinstance(x, tuple) and x and _is_array(x[0]) else x
 
 
@@ -382,9 +382,9 @@ def _check_constant(number: object, task: object) -> None:
     """Refuse items (x, y, task) of several tasks."""
     if number is None:
         return
-    found = {*torch.as_tensor(number).reshape(-1).tolist(), *torch.as_tensor(task).reshape(-1).tolist()}
-    if len(found) > 1:
-        some = ", ".join(map(str, sorted(found)[:5]))
+    values = {*torch.as_tensor(number).reshape(-1).tolist(), *torch.as_tensor(task).reshape(-1).tolist()}
+    if len(values) > 1:
+        some = ", ".join(map(str, sorted(values)[:5]))
         raise EvclError(
             f"the third part of an item (x, y, task) is its task, but these are several ({some}): learn one at a time"
         )

@@ -18,7 +18,7 @@ from evcl.learner.reading import Reader, joined
 from evcl.training import Reread
 
 WINDOW_BYTES = 2**28  # of inputs that are held at a time, unless the number of examples is given
-FIRST = -1  # the epoch of the pass before the first one
+EPOCH_BEFORE_FIRST = -1  # the epoch of the pass before the first one
 
 
 class Rereading:
@@ -37,7 +37,7 @@ class Rereading:
         self.x, self.y = torch.empty(0), list[Label]()
         pieces, room, shape = list[Tensor](), 0, torch.Size()  # until the sample is full
         source, total = generator(seed, Purpose.WINDOW, number), 0
-        for x, y in self._batches(FIRST):
+        for x, y in self._batches(EPOCH_BEFORE_FIRST):
             if not total:
                 room = max(batch, window or WINDOW_BYTES // max(1, x[0].numel() * x.element_size()))
                 room -= room % batch  # so that all steps but the last of an epoch have whole batches

@@ -29,14 +29,14 @@ def learn(
     """
     mean = run.network.posterior.mean
     digest = hashlib.blake2b(digest_size=16)
-    shown = tasks if validation is None else [*tasks, validation.data]
-    for tensor in (mean, *(t for data in shown for t in (data.x, data.y, data.weights))):
+    datasets = tasks if validation is None else [*tasks, validation.data]
+    for tensor in (mean, *(t for data in datasets for t in (data.x, data.y, data.weights))):
         if tensor is not None:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     identity = {**about, "data": digest.hexdigest()}
     environment = {"torch": torch.__version__, "device": str(mean.device)}
-    with deferred() as asked:
-        checkpoints = Checkpoints(folder, resume=True, stop=asked)
+    with deferred() as stop:
+        checkpoints = Checkpoints(folder, resume=True, stop=stop)
         try:
             checkpointer = Checkpointer(checkpoints, [identity], environment, warnings.warn, run.ranks)
         except AnotherRun as error:

@@ -21,14 +21,14 @@ from evcl._core.settings import VALIDATION, Setting
 from evcl._core.tasks import stratified
 from evcl.training import Given, TaskData
 
-PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
+PATIENCE_SETTING = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
 HeldOut = float | tuple[Tensor, Any]  # the fraction to hold out, or validation examples of their own
 
 
 def requested(validation: object, patience: object, read: Callable[[Any], tuple[Tensor, Any]]) -> HeldOut:
     """The validation part that these options of `learn` request; `read` reads examples. Raises if one is invalid."""
     if patience is not None:
-        PATIENCE.check("patience", patience)
+        PATIENCE_SETTING.check("patience", patience)
         if validation is None:
             raise EvclError("patience needs a validation part: validation=0.1, or a pair (x, y)")
     if validation is None:
@@ -160,5 +160,5 @@ def class_weights(given: object, classes: Sequence[Label], y: Tensor) -> Tensor:
             weights[classes.index(label)] = float(weight)
     else:
         raise EvclError(f"class_weight must be 'balanced' or a mapping {{label: weight}}, not {given!r}")
-    found = weights[y.cpu()]
-    return found / found.mean()
+    per_row = weights[y.cpu()]
+    return per_row / per_row.mean()

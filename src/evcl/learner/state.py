@@ -27,7 +27,7 @@ from evcl.training import Run, Session, TaskData
 
 COUNT = Setting(1, "examples to generate", low=1, high=10_000_000)
 DRAWS = Setting(1000, "latent draws", low=1, high=10_000_000)
-TESTED = 2000  # at most this many rows of a task are predicted before they are learned
+MAX_ROWS_TESTED = 2000  # at most this many rows of a task are predicted before they are learned
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class State:
         """See `Learner.classes`."""
         if task != INFER or not self.session.tasks:
             return tuple(self.session.heads[self.head(task)])
-        found = tuple(dict.fromkeys(label for classes in self.session.heads.values() for label in classes))
-        if len({type(label) for label in found}) != 1:
+        labels = tuple(dict.fromkeys(label for classes in self.session.heads.values() for label in classes))
+        if len({type(label) for label in labels}) != 1:
             raise EvclError("to infer the task, the labels of all heads must have one type: all text, or all numbers")
-        return found
+        return labels
 
     def predicted_as(self, task: str) -> str:
         """See `Learner.predicted_as`."""
@@ -116,11 +116,11 @@ class State:
         if not self.run.likelihood.softmax:
             return self._values(x, task)
         checked, classes = self.inputs(x), self.classes(task)
-        asked = self._asked(task)
-        heads = [head for head, _ in asked]
+        pairs = self._asked(task)
+        heads = [head for head, _ in pairs]
         parts = []
-        found = self.tried(checked, lambda x: [part for both in self.session.each_head(x, asked) for part in both])
-        for head, p, aleatoric in zip(heads, found[::2], found[1::2], strict=True):
+        tensors = self.tried(checked, lambda x: [part for both in self.session.each_head(x, pairs) for part in both])
+        for head, p, aleatoric in zip(heads, tensors[::2], tensors[1::2], strict=True):
             entropy = torch.special.entr(p).sum(1)
             columns = [classes.index(label) for label in self.session.heads[head]]
             wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
@@ -172,32 +172,32 @@ class State:
         by s per deviation of the inputs as it does within the data on average. So the variance grows by
         (f(x) - f(x'))^2 + (e s)^2.
         """
-        found, seen, run = self.outcome(x, task), self.session.density, self.run
+        outcome, seen, run = self.outcome(x, task), self.session.density, self.run
         name = self.head(task)
         spread = run.likelihood.spread(run.network, self.session.groups[name][0].number, self.session.scales[name])
         if spread is None or seen is None or len(seen.mean) != x[0].numel():
-            return found
+            return outcome
         moved, far = seen.within(x)
         rows = far.nonzero().flatten()
         if not len(rows):
-            return found
-        return found.widened(rows, self.outcome(moved[rows], task), far[rows].unsqueeze(1), spread)
+            return outcome
+        return outcome.widened(rows, self.outcome(moved[rows], task), far[rows].unsqueeze(1), spread)
 
     def _values(self, x: object, task: str | int | None) -> Predictions | Numbers:
         """`predictions` for values."""
         checked = self.inputs(x)
         first = {head: name for name, head in reversed(self.session.tasks.items())}
         tasks = np.full(len(checked), first[self.head(None if task == INFER else task)])
-        found = self.widened(checked, task)
-        shaped = [in_form(x, one[:, 0] if one.shape[1] == 1 else one) for one in found.parts]
-        return found.answer([*shaped, tasks, self.unfamiliar(x, checked, found.doubt)])
+        outcome = self.widened(checked, task)
+        shaped = [in_form(x, one[:, 0] if one.shape[1] == 1 else one) for one in outcome.parts]
+        return outcome.answer([*shaped, tasks, self.unfamiliar(x, checked, outcome.doubt)])
 
     def new_errors(self, x: Tensor, y: Tensor, weights: Tensor | None, head: str) -> Tensor:
         """[n, D]: the squared errors, without the part that uncertain weights explain, on rows that were not learned
         from, x and y [N, D], or on some of them; of counts, as multiples of the rate. They are multiplied by `weights`
         [N].
         """
-        step = math.ceil(len(y) / TESTED)
+        step = math.ceil(len(y) / MAX_ROWS_TESTED)
         some, wanted = x[::step], y[::step]
         task = next(name for name, own in self.session.tasks.items() if own == head)
         errors = self.outcome(some, task).errors(wanted.to(some.device))
@@ -210,8 +210,8 @@ class State:
         if task is None and self.session.tasks and not self.run.predicts_by_task:
             task = 0  # all tasks have the same network
         self._unlabelled(task)
-        found = self._log_likelihood(*self.examples(x, "log_likelihood"), task, draws)
-        return in_form(x[0] if isinstance(x, tuple) else x, found)
+        values = self._log_likelihood(*self.examples(x, "log_likelihood"), task, draws)
+        return in_form(x[0] if isinstance(x, tuple) else x, values)
 
     def _log_likelihood(self, x: Tensor, y: object, task: str | int | None, draws: int | None = None) -> Tensor:
         """[N]: that of checked inputs, and of targets if there are any."""
@@ -222,8 +222,8 @@ class State:
 
     def sample(self, task: str | int | None = None, n: int = 1) -> Tensor:
         """See `Learner.sample`."""
-        found = self.run.sample(self._unlabelled(task), int(COUNT.check("n", n)))[0]
-        return found if self.shape is None else found.view(len(found), *self.shape)
+        samples = self.run.sample(self._unlabelled(task), int(COUNT.check("n", n)))[0]
+        return samples if self.shape is None else samples.view(len(samples), *self.shape)
 
     def _unlabelled(self, task: str | int | None) -> int:
         """The number of a task without labels."""
@@ -259,12 +259,12 @@ class State:
         parts: dict[str, list[TaskData]] = {}
         for kept in self.run.kept_examples():
             parts.setdefault(self.tasks[kept.task], []).append(kept)
-        found = {}
+        accuracies = {}
         for name in self.tasks:
             x, y = self.session.rows(parts.get(name, []))
             if len(x) >= max(1, least):
-                found[name] = self.measured(x, y, name)[0]
-        return found
+                accuracies[name] = self.measured(x, y, name)[0]
+        return accuracies
 
     def measure(self, data: object, task: str | int | None = None, *, label: str | None = None) -> Any:
         """See `Learner.measure`."""
@@ -309,24 +309,24 @@ class State:
     def _likeliest(self, x: Tensor) -> Tensor | None:
         """[N]: the position of the head with the largest likelihood of each example; None if it is unknown."""
         groups = self.session.groups.values()
-        found = self.run.evidence(x.unsqueeze(0), [group.number for some in groups for group in some])
-        if found is None:
+        evidence = self.run.evidence(x.unsqueeze(0), [group.number for some in groups for group in some])
+        if evidence is None:
             return None
-        each = [part.logsumexp(2) for part in found.split([len(some) for some in groups], 2)]
+        each = [part.logsumexp(2) for part in evidence.split([len(some) for some in groups], 2)]
         return torch.stack(each)[:, 0].argmax(0)
 
     def tried(self, x: Tensor, predict: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
         """The result of `predict` without the replica axis. Raises if a prediction is not finite."""
         try:
             with self.run.network.keeping():
-                found = [tensor[0] for tensor in predict(x.unsqueeze(0))]
+                tensors = [tensor[0] for tensor in predict(x.unsqueeze(0))]
         except RuntimeError as error:
             raise self._refused(x, error) from error
-        for tensor in found:
+        for tensor in tensors:
             if not bool(tensor.isfinite().all()):
                 row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
                 raise BadExample("its probabilities are not finite: its inputs are too large for the network", row)
-        return found
+        return tensors
 
     def number(self, task: str | int | None) -> int | None:
         """The number of the given task; None if no task is given."""
@@ -339,8 +339,8 @@ class State:
     @staticmethod
     def _labels(x: object, p: Tensor, classes: Sequence[Label]) -> Any:
         cut = any(isinstance(label, str) and label.endswith("\0") for label in classes)  # numpy would cut it off
-        found, x = np.array(classes, dtype=object if cut else None)[p.argmax(1).cpu().numpy()], like(x)
-        return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
+        labels, x = np.array(classes, dtype=object if cut else None)[p.argmax(1).cpu().numpy()], like(x)
+        return torch.from_numpy(labels).to(x.device) if isinstance(x, Tensor) and labels.dtype.kind in "ib" else labels
 
     def head(self, task: str | int | None) -> str:
         """The head of the task with this name or number; without a task, the only head."""
@@ -393,9 +393,9 @@ def _index(like: Tensor, values: list[int]) -> Tensor:
 
 def tasks_of(tasks: Any, verb: str) -> list[Task]:
     """A list of tasks, from a benchmark, a single task or several tasks."""
-    found = [tasks] if isinstance(tasks, Task) else list(tasks) if isinstance(tasks, Iterable) else [tasks]
-    for task in found:
+    listed = [tasks] if isinstance(tasks, Task) else list(tasks) if isinstance(tasks, Iterable) else [tasks]
+    for task in listed:
         if not isinstance(task, Task):
             own = ": for data of your own, use measure((x, y))" if verb == "evaluate" else ""
             raise EvclError(f"{verb} takes a benchmark or its tasks, not {type(task).__name__}{own}")
-    return found
+    return listed

@@ -79,13 +79,13 @@ class MultiheadAttention(Attention, Composite):
         super().__init__()
         self.batch_first, self.num_heads = layer.batch_first, layer.num_heads
         width, packed = layer.embed_dim, layer.in_proj_weight
-        own = [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
+        projections = [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
         self.packed = None if packed is None else _projection(packed, layer.in_proj_bias)
         if self.packed is not None:
             self.packed.pieces = 3
         self.projections = nn.ModuleList(
             _projection(weight if packed is None else packed, layer.in_proj_bias, slice(k * width, (k + 1) * width))
-            for k, weight in enumerate(own)
+            for k, weight in enumerate(projections)
         )
         self.out_proj = Linear(layer.out_proj)
         self.dropout = Dropout(nn.Dropout(layer.dropout))

@@ -172,8 +172,8 @@ class LessonPass:
             for part, strengths, out in zip(self.parts, of.strengths, self.strengths, strict=True):
                 part.append((strengths, out))
         self.heads = [slice(*span) for span in of.spans.tolist()]
-        some = of.strengths.ne(0).flatten(1).any(1)
-        self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # replicas with distillation, and without
+        taught = of.strengths.ne(0).flatten(1).any(1)
+        self.rows = [rows.nonzero().flatten() for rows in (taught, ~taught)]  # replicas with distillation, and without
         self.drawn: list[tuple[Tensor, list[Tensor]]] = []
         self.noises: tuple[Noise, list[Noise]] | None = None
 
@@ -188,17 +188,17 @@ class LessonPass:
                 self.drawn.append((out.new_empty(len(rows), out.shape[1], columns), places))
         if self.noises is None or self.noises[0] is not noise:
             self.noises = noise, [noise.of(rows) for rows in self.rows]
-        for own, (numbers, places) in zip(self.noises[1], self.drawn, strict=True):
-            for place, part in zip(places, own.normal_(numbers), strict=True):
+        for source, (numbers, places) in zip(self.noises[1], self.drawn, strict=True):
+            for place, part in zip(places, source.normal_(numbers), strict=True):
                 place.copy_(part)
         return out
 
     def take(self, z: Tensor, rows: Tensor) -> None:
         """Store a batch's logits, divided by the temperature, and look up the teacher's probabilities for it."""
         torch.div(z, self.of.temperature.view(-1, 1, 1), out=self.z)
-        for part, own in zip(self.parts, rows, strict=True):
+        for part, index in zip(self.parts, rows, strict=True):
             for every, out in part:
-                torch.index_select(every, 0, own, out=out)
+                torch.index_select(every, 0, index, out=out)
 
     def add_gradient(self, g: Tensor) -> None:
         """Add the gradient to `g`, that of the mean NLL, and store the value of the loss."""

@@ -194,8 +194,8 @@ class Columns(nn.Module):
 
     def at_rest(self, names: Sequence[str]) -> set[str]:
         """Those of these names that belong to a column before the last."""
-        own = f"{PREFIX}.{len(self.columns) - 1}."
-        return {name for name in names if not name.startswith(own)}
+        prefix = f"{PREFIX}.{len(self.columns) - 1}."
+        return {name for name in names if not name.startswith(prefix)}
 
 
 def in_column(k: int, name: str) -> str:
@@ -205,7 +205,7 @@ def in_column(k: int, name: str) -> str:
 
 def first_column(layout: Layout) -> tuple[Layout, int]:
     """The weights of the first column, under the network's own names; and the number of columns."""
-    own = in_column(0, "")
-    first = Layout({name.removeprefix(own): shape for name, shape in layout.shapes.items() if name.startswith(own)})
+    start = in_column(0, "")
+    first = Layout({name.removeprefix(start): shape for name, shape in layout.shapes.items() if name.startswith(start)})
     numbers = {name.split(".")[1] for name in layout.shapes}
     return first, next(k for k in count() if str(k) not in numbers)

@@ -293,8 +293,8 @@ class BayesianLayer(nn.Module):
 
 def state_of(layer: nn.Module) -> dict[str, Tensor]:
     """The layer's state beside its weights, one row per replica."""
-    own = layer._non_persistent_buffers_set
-    return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in own}
+    transient = layer._non_persistent_buffers_set
+    return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in transient}
 
 
 def along(weight: Tensor, axes: int, channels: bool) -> Tensor:

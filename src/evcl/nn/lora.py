@@ -112,10 +112,10 @@ class LoRA:
             return usual or list(layers)
         chosen: list[str] = []
         for pattern in [self.targets] if isinstance(self.targets, str) else self.targets:
-            some = [path for path in layers if fnmatchcase(path, pattern) or path.endswith(f".{pattern}")]
-            if not some:
+            matching = [path for path in layers if fnmatchcase(path, pattern) or path.endswith(f".{pattern}")]
+            if not matching:
                 raise unknown("linear layer", pattern, list(layers))
-            chosen += [path for path in some if path not in chosen]
+            chosen += [path for path in matching if path not in chosen]
         return [path for path in layers if path in chosen]
 
 
@@ -214,9 +214,9 @@ class AdaptedAttention(Attention):
         self.batch_first, self.num_heads, self.scale, self.path = base.batch_first, base.num_heads, lora.scale, path
         self.lora = lora
         packed, bias = base.in_proj_weight, base.in_proj_bias
-        own = [base.q_proj_weight, base.k_proj_weight, base.v_proj_weight] if packed is None else packed.chunk(3)
+        weights = [base.q_proj_weight, base.k_proj_weight, base.v_proj_weight] if packed is None else packed.chunk(3)
         for k, name in enumerate(("query", "key", "value")):
-            self.register_buffer(name, own[k].detach().clone())
+            self.register_buffer(name, weights[k].detach().clone())
             self.register_buffer(f"{name}_bias", None if bias is None else bias.detach().chunk(3)[k].clone())
         self.register_buffer("out", base.out_proj.weight.detach().clone())
         self.register_buffer("out_bias", None if base.out_proj.bias is None else base.out_proj.bias.detach().clone())

@@ -251,8 +251,8 @@ class BayesianNetwork(nn.Module):
 
     def _run(self, x: Tensor) -> Tensor:
         """Run the trunk on the replicas that are bound: all of them, or one if it uses parameters directly."""
-        for (module, key), own in zip(self._places, self.owned, strict=True):
-            setattr(module, key, own(x))
+        for (module, key), parameter in zip(self._places, self.owned, strict=True):
+            setattr(module, key, parameter(x))
         if isinstance(self.trunk, Columns):
             self.trunk.task = self.weights.task if isinstance(self.weights.task, int) else None
         try:
@@ -315,8 +315,8 @@ class BayesianNetwork(nn.Module):
             size = self.size(x, self._first_layers, "below")
             rows = MOST_ROWS if size is None else size.forward_rows(x.is_cuda)
             features = one.new_empty(*x.shape[:2], *one.shape[1:])
-            for into, some in zip(features, x, strict=True):
-                for a, b in zip(into.split(rows), some.split(rows), strict=True):
+            for into, xs in zip(features, x, strict=True):
+                for a, b in zip(into.split(rows), xs.split(rows), strict=True):
                     a.copy_(self._first_layers(b))
         if self._below is not None:
             self._below[x] = x._version, features
@@ -343,16 +343,16 @@ class BayesianNetwork(nn.Module):
         """Before the first batch, find out how the trunk uses its parameters [1, ...]. If it does not add or expand
         them, one copy per example gives another output, or an error; they are then used directly.
         """
-        some = x[: x.shape[0] // self.weights.replicas][:3]
-        if len(some) < 2:  # one example cannot tell
+        examples = x[: x.shape[0] // self.weights.replicas][:3]
+        if len(examples) < 2:  # one example cannot tell
             return
         before = self.form()
-        folded = self._tried(some)
+        folded = self._tried(examples)
         direct = self._with_direct()
-        for (module, key), own in zip(self._places, self.owned, strict=True):
-            direct.add(module, key, next(iter(own.names.values())))  # type: ignore[operator]
+        for (module, key), parameter in zip(self._places, self.owned, strict=True):
+            direct.add(module, key, next(iter(parameter.names.values())))  # type: ignore[operator]
         self.direct, self.owned, self._places = direct, nn.ModuleList(), []
-        wanted = self._tried(some)
+        wanted = self._tried(examples)
         same = folded is not None and wanted is not None and torch.allclose(folded, wanted, rtol=1e-3, atol=1e-4)
         if wanted is None or same:
             self.set_form(before)
@@ -588,8 +588,8 @@ def _fixed_layers(trunk: nn.Module) -> int:
     """The number of first layers that never change, or ALL_LAYERS; 0 if they have no weights."""
 
     def never_changes(part: nn.Module) -> bool:
-        own = [layer for layer in part.modules() if isinstance(layer, BayesianLayer)]
-        return all(isinstance(layer, Dropout) and layer.p == 0 for layer in own)
+        layers = [layer for layer in part.modules() if isinstance(layer, BayesianLayer)]
+        return all(isinstance(layer, Dropout) and layer.p == 0 for layer in layers)
 
     if never_changes(trunk):
         return ALL_LAYERS if any(True for _ in trunk.parameters()) else 0

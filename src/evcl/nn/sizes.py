@@ -60,9 +60,9 @@ def measured(run: Callable[[Tensor], object], x: Tensor) -> Size:
     """The size of `run`, which passes examples such as x [n, ...] through a network."""
     counts = []
     for examples in (1, 2):
-        some = x[torch.arange(examples) % len(x)]
+        rows = x[torch.arange(examples) % len(x)]
         with _Counted() as counted:
-            run(some)
+            run(rows)
         counts.append(counted.found)
     one, two = counts
     if len(one) != len(two):  # it does other things with two examples: the mean of both

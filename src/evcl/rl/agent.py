@@ -222,8 +222,8 @@ class Agent:
         q, times = self.network.posterior, len(self.stream) if self.method.needs_task else 1
         live = [t for t in (q.mean, q.log_std) if t is not None]
         memory = [t for t in self.hosted.tensors().values() if not any(t.shape == w.shape and t.equal(w) for w in live)]
-        kept = [t for t in (*self.critics.values(), *self.kept.values()) if t.dim()]
-        return times * sum(t.numel() * t.element_size() for t in (*live, *memory, *kept)) // len(self.seeds)
+        stored = [t for t in (*self.critics.values(), *self.kept.values()) if t.dim()]
+        return times * sum(t.numel() * t.element_size() for t in (*live, *memory, *stored)) // len(self.seeds)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

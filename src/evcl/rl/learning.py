@@ -69,9 +69,9 @@ class _Work:
         return state if self.learning is None else state | self.learning.tensors()
 
     def load(self, saved: Saved) -> None:
-        about, tensors = saved.description, saved.tensors
-        self.task, self.iteration = int(about["task"]), int(about["iteration"])
-        self.agent.load(about["agent"], saved.named("agent "))
+        description, tensors = saved.description, saved.tensors
+        self.task, self.iteration = int(description["task"]), int(description["iteration"])
+        self.agent.load(description["agent"], saved.named("agent "))
         self.returns.copy_(tensors["returns"])
         self.curves = [tensors[f"curve of {k}"] for k in range(self.task - self.first)]
         if self.iteration:
@@ -124,9 +124,9 @@ def learn(
 def _measure(work: _Work, task: int) -> None:
     """Measure the returns [R, after task, on task k] after this task. An agent per task keeps those of the others."""
     agent, returns = work.agent, work.returns
-    own = [k for k in range(len(agent.stream)) if agent.has_head(k)]
+    tasks = [k for k in range(len(agent.stream)) if agent.has_head(k)]
     if agent.method.needs_task:
-        own = [task]
+        tasks = [task]
         returns[:, task] = returns[:, task - 1]
-    for k in own:
+    for k in tasks:
         returns[:, task, k] = acting.returns(agent, k, agent.s.episodes)

@@ -33,5 +33,5 @@ def forward_transfer(returns: ArrayLike, ceiling: ArrayLike) -> float:
 
     Below 0, the method learns less of a new task than an agent that learns it alone. NaN for a single task.
     """
-    own, best = np.diag(np.asarray(returns, np.float64))[1:], np.asarray(ceiling, np.float64)[1:]
-    return float(np.mean(own / best - 1)) if len(own) else float("nan")
+    diagonal, best = np.diag(np.asarray(returns, np.float64))[1:], np.asarray(ceiling, np.float64)[1:]
+    return float(np.mean(diagonal / best - 1)) if len(diagonal) else float("nan")

@@ -86,10 +86,10 @@ class PPO(Training):
     def _loss(self, network: BayesianNetwork, batch: Batch, replayed: Replayed | None) -> Tensor:
         agent, s, policy = self.agent, self.s, self.agent.policy
         outputs = agent.forward(batch.x.flatten(0, 1), self.tasks).unflatten(0, batch.x.shape[:2])
-        own = outputs[:, :, -1]
-        ratio = (policy.log_prob(own, batch.actions) - batch.log_prob).exp()
+        current = outputs[:, :, -1]
+        ratio = (policy.log_prob(current, batch.actions) - batch.log_prob).exp()
         gain = torch.minimum(ratio * batch.advantages, ratio.clamp(1 - s.clip, 1 + s.clip) * batch.advantages)
-        loss: Tensor = -(gain + s.entropy * policy.entropy(own)).mean(1)
+        loss: Tensor = -(gain + s.entropy * policy.entropy(current)).mean(1)
         if batch.taught is not None:
             loss = loss + s.distill * policy.divergence(batch.taught, outputs[:, :, :-1]).sum(2).mean(1)
         if self.replay is not None and replayed is not None:

@@ -75,5 +75,5 @@ class Training:
         self.envs.load(under("env ", tensors))
         for name, one in self.trained.items():
             one.load(name, tensors)
-        for name, own in self.live.items():
-            own.copy_(tensors[f"live {name}"])
+        for name, buffer in self.live.items():
+            buffer.copy_(tensors[f"live {name}"])

@@ -288,7 +288,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 )
         description["settings"] |= {name: now for name, (now, _) in changes.items()}
         learner = rebuilt(description, tensors).to(self.device)
-        if given.get("memory", (kept := learner.settings.get("memory", 0))) != kept:
+        if given.get("memory", (memory := learner.settings.get("memory", 0))) != memory:
             learner.keep(given["memory"])
         return learner
 

@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from evcl.streams.arrays import Array, Stateful, total
-from evcl.streams.observing import SOFTER
+from evcl.streams.observing import SOFTENINGS
 
-QUIET = 100  # rows after an alarm without another one, while the learner adapts
-USUAL = 2000.0  # rows that say what is usual
-RECENT = 40  # rows that are compared with earlier ones to find the columns that moved
-CLEAR = 0.01  # the chance that any column is named though none moved
+QUIET_ROWS = 100  # rows after an alarm without another one, while the learner adapts
+REFERENCE_ROWS = 2000.0  # rows that say what is usual
+RECENT_ROWS = 40  # rows that are compared with earlier ones to find the columns that moved
+FALSE_COLUMN_CHANCE = 0.01  # the chance that any column is named though none moved
 
 
 class Alarm(NamedTuple):
@@ -52,16 +52,16 @@ class Detector(Stateful):
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
-        self.sums = [0.0] * len(SOFTER)
-        self.mean = [1.0] * len(SOFTER)  # of the ratios
-        self.square = [1.0] * len(SOFTER)
+        self.sums = [0.0] * len(SOFTENINGS)
+        self.mean = [1.0] * len(SOFTENINGS)  # of the ratios
+        self.square = [1.0] * len(SOFTENINGS)
         self.rows = 0.0  # in those means
         self.quiet = 0
 
     def learn(self, softer: Array) -> tuple[int, float] | None:
         """The row of these at which the alarm is raised, and the mean of the sums; from log q(y) / p(y) [s, n]."""
-        ratios, found = np.exp(softer), None
-        count = min(self.rows + 1, USUAL)
+        ratios, alarm = np.exp(softer), None
+        count = min(self.rows + 1, REFERENCE_ROWS)
         usual = [
             max(m + math.sqrt(max(q - m * m, 0) / count), 1.0) for m, q in zip(self.mean, self.square, strict=True)
         ]
@@ -71,22 +71,22 @@ class Detector(Stateful):
                 self.quiet -= 1
                 continue
             sums = [(old + 1) * ratio / most for old, ratio, most in zip(sums, each, usual, strict=True)]
-            if found is None and (height := sum(sums) / len(sums)) * self.rate >= 1:
-                found = i, height
-                self.quiet = QUIET
+            if alarm is None and (height := sum(sums) / len(sums)) * self.rate >= 1:
+                alarm = i, height
+                self.quiet = QUIET_ROWS
                 sums = [0.0] * len(sums)
         self.sums = sums
         if not self.quiet:  # just after a change, nothing is as usual
             n = ratios.shape[1]
-            self.rows = min(self.rows + n, USUAL)
-            part = n / (self.rows + FIRST)
+            self.rows = min(self.rows + n, REFERENCE_ROWS)
+            part = n / (self.rows + FIRST_RATIO_ROWS)
             means, squares = (total(a).tolist() for a in (ratios, ratios * ratios))
             self.mean = [m + part * (new / n - m) for m, new in zip(self.mean, means, strict=True)]
             self.square = [q + part * (new / n - q) for q, new in zip(self.square, squares, strict=True)]
-        return found
+        return alarm
 
 
-FIRST = 100  # rows that the first value of the usual ratios counts for
+FIRST_RATIO_ROWS = 100  # rows that the first value of the usual ratios counts for
 
 
 class Columns(Stateful):
@@ -107,17 +107,17 @@ class Columns(Stateful):
 
     def learn(self, z: Array, e: Array, b: Array) -> None:
         """From standardised inputs z [n, D] and the derivatives e [n, K], b [n, K, K] of the prediction."""
-        kept = (1 - 1 / RECENT) ** len(z)
+        kept = (1 - 1 / RECENT_ROWS) ** len(z)
         self.inputs = kept * self.inputs + (1 - kept) / len(z) * total(z, 0)
         self.relation = kept * self.relation + e.T @ z
         self.expected = kept**2 * self.expected + total(b * b).T @ (z * z)
 
     def moved(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The columns, the clearest first, and whether it was their inputs or their relation to the target."""
-        inputs = np.abs(self.inputs) * (2 * RECENT) ** 0.5  # z has mean 0 and deviation 1
+        inputs = np.abs(self.inputs) * (2 * RECENT_ROWS) ** 0.5  # z has mean 0 and deviation 1
         relation = (np.abs(self.relation) / np.sqrt(np.maximum(self.expected, 1e-12))).max(0)
         tests = 2 * len(self.inputs) * (1 + len(self.relation))
-        least = NormalDist().inv_cdf(1 - CLEAR / tests)
+        least = NormalDist().inv_cdf(1 - FALSE_COLUMN_CHANCE / tests)
         height = np.maximum(inputs, relation)
-        found = [int(i) for i in np.argsort(-height) if height[i] > least]
-        return tuple(found), tuple("inputs" if inputs[i] >= relation[i] else "relation" for i in found)
+        columns = [int(i) for i in np.argsort(-height) if height[i] > least]
+        return tuple(columns), tuple("inputs" if inputs[i] >= relation[i] else "relation" for i in columns)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Values = NDArray[Any]
 Json = dict[str, Any]  # what a file holds as text
-FEW = 2**16  # numbers that numpy changes faster than torch
-SHORT = 2**19  # multiplications per matrix that numpy does faster than torch
+NUMPY_NUMBERS = 2**16  # numbers that numpy changes faster than torch
+NUMPY_PRODUCTS = 2**19  # multiplications per matrix that numpy does faster than torch
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -34,14 +34,14 @@ def transposed(a: Array) -> Array:
 
 def product(a: Array, b: Array) -> Array:
     """a @ b, where b may be large."""
-    if a.shape[-2] * a.shape[-1] * b.shape[-1] < SHORT:
+    if a.shape[-2] * a.shape[-1] * b.shape[-1] < NUMPY_PRODUCTS:
         return a @ b
     return _array(torch.from_numpy(a) @ torch.from_numpy(b))
 
 
 def less_squares(matrices: Array, rows: Array) -> None:
     """matrices [N, P, P] - rows' rows, in place; rows [N, m, P]."""
-    if matrices.size < FEW:
+    if matrices.size < NUMPY_NUMBERS:
         matrices -= transposed(rows) @ rows
         return
     own = torch.from_numpy(rows)
@@ -67,9 +67,9 @@ def eigenvectors(matrices: Array) -> Array:
 
 def diagonals(matrices: Array) -> Array:
     """[..., P]: the diagonals of matrices [..., P, P], which can be written to."""
-    found: Array = matrices.diagonal(0, -2, -1)
-    found.flags.writeable = matrices.flags.writeable
-    return found
+    diagonal: Array = matrices.diagonal(0, -2, -1)
+    diagonal.flags.writeable = matrices.flags.writeable
+    return diagonal
 
 
 def even(matrices: Array) -> None:
@@ -80,32 +80,32 @@ def even(matrices: Array) -> None:
 
 def diagonal_matrices(diagonals_: Array) -> Array:
     """[..., P, P], from the diagonals [..., P]."""
-    found = np.zeros((*diagonals_.shape, diagonals_.shape[-1]))
-    diagonals(found)[...] = diagonals_
-    return found
+    matrices = np.zeros((*diagonals_.shape, diagonals_.shape[-1]))
+    diagonals(matrices)[...] = diagonals_
+    return matrices
 
 
 def sigmoid(z: Array) -> Array:
     """1 / (1 + exp(-z)), without an overflow."""
-    found: Array = np.exp(log_sigmoid(z))
-    return found
+    p: Array = np.exp(log_sigmoid(z))
+    return p
 
 
 def log_sigmoid(z: Array) -> Array:
-    found: Array = -np.logaddexp(0.0, -z)
-    return found
+    log_p: Array = -np.logaddexp(0.0, -z)
+    return log_p
 
 
 def total(a: Array, axis: int = -1) -> Array:
     """The sum over an axis; less overhead than `a.sum`."""
-    found: Array = np.add.reduce(a, axis)
-    return found
+    sums: Array = np.add.reduce(a, axis)
+    return sums
 
 
 def log(p: Array, least: float = TINY) -> Array:
     """The log of probabilities, none of which counts as less than this."""
-    found: Array = np.log(np.maximum(p, least))
-    return found
+    logs: Array = np.log(np.maximum(p, least))
+    return logs
 
 
 def finite(a: Array) -> bool:
@@ -115,13 +115,13 @@ def finite(a: Array) -> bool:
 
 def within(a: Array, low: Array | float, high: Array | float) -> Array:
     """a, cut at these ends; less overhead than `np.clip`."""
-    found: Array = np.minimum(np.maximum(a, low), high)
-    return found
+    clipped: Array = np.minimum(np.maximum(a, low), high)
+    return clipped
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    found: Array = tensor.numpy()
-    return found
+    array: Array = tensor.numpy()
+    return array
 
 
 class Stateful:
@@ -135,10 +135,10 @@ class Stateful:
 
     def arrays(self) -> dict[str, Array]:
         """Everything that rows change, by name."""
-        found = {name: np.asarray(getattr(self, name)) for name in self.names}
+        arrays = {name: np.asarray(getattr(self, name)) for name in self.names}
         for prefix, part in self.parts().items():
-            found |= {f"{prefix}/{name}": array for name, array in part.arrays().items()}
-        return found
+            arrays |= {f"{prefix}/{name}": array for name, array in part.arrays().items()}
+        return arrays
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """The inverse of `arrays`."""

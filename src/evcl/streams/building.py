@@ -18,21 +18,21 @@ from evcl.streams.units import Units
 if TYPE_CHECKING:
     from evcl.streams.stream import Stream
 
-MEMORIES = (float("inf"), 2000.0, 300.0)
-UNITS = 32  # of the default network's hidden layer
-FULL = 600  # weights of a network with one output up to which the covariance is stored in full,
-MANY = 800  # and of one with all its outputs: from then on, a row would take several ms
-NARROWER = 16  # the part of the prior variance that the weights of log rates get
+MEMORY_ROWS = (float("inf"), 2000.0, 300.0)
+HIDDEN_UNITS = 32  # of the default network's hidden layer
+FULL_COVARIANCE_WEIGHTS = 600  # weights of a network with one output up to which the covariance is stored in full,
+MAX_COVARIANCE_WEIGHTS = 800  # and of one with all its outputs: from then on, a row would take several ms
+LOG_RATE_PRIOR_PART = 16  # the part of the prior variance that the weights of log rates get
 
 
 def bank_of(stream: Stream, x: Array, outputs: int) -> Bank:
     """The experts for rows like x [n, ...]."""
     s = stream.settings
-    memories = stream.memories or MEMORIES
+    memories = stream.memories or MEMORY_ROWS
     networks = [of(stream.network, torch.from_numpy(x))] if stream.network is not None else defaults(x[0].size, s.seed)
     if stream.network is None and stream.likelihood == "poisson":
         for network in networks:
-            network.row = network.row / NARROWER  # an output is a log: a wide prior of it would be a very wide rate
+            network.row = network.row / LOG_RATE_PRIOR_PART  # outputs are logs: a wide prior would be a very wide rate
 
     def make(network: Network, mean: Array, prior: Array) -> Filter:
         return filter_of(s.method, s.covariance, s.rank, network, mean, prior)
@@ -40,7 +40,7 @@ def bank_of(stream: Stream, x: Array, outputs: int) -> Bank:
     observing = _observing(stream, len(memories) * len(networks), outputs)
 
     def fit(filter: Filter, more: int) -> Filter:
-        wide = s.covariance == "auto" and len(filter.prior) + more > MANY
+        wide = s.covariance == "auto" and len(filter.prior) + more > MAX_COVARIANCE_WEIGHTS
         return Units.of_full(filter) if wide and type(filter) is Full and _has_units(filter.network) else filter
 
     experts = Experts(networks, make, memories, observing, fit)
@@ -50,7 +50,7 @@ def bank_of(stream: Stream, x: Array, outputs: int) -> Bank:
 
 def defaults(inputs: int, seed: int) -> list[Network]:
     """The networks for tables: one hidden layer beside a linear part, and a linear model, which learns faster."""
-    return [default(inputs, UNITS, seed), default(inputs, 0, seed)]
+    return [default(inputs, HIDDEN_UNITS, seed), default(inputs, 0, seed)]
 
 
 def filter_of(method: str, covariance: str, rank: int, network: Network, mean: Array, prior: Array) -> Filter:
@@ -59,7 +59,7 @@ def filter_of(method: str, covariance: str, rank: int, network: Network, mean: A
         return Window(network, mean, prior)
     units = _has_units(network)
     if covariance == "auto":
-        small = len(prior) + len(network.row) <= FULL
+        small = len(prior) + len(network.row) <= FULL_COVARIANCE_WEIGHTS
         covariance = "full" if small and len(prior) else "units" if units else "full" if small else "low-rank"
     if covariance == "units":
         if not isinstance(network, Perceptron):

@@ -12,8 +12,9 @@ from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
 from evcl.streams.evaluation import size_of
 from evcl.streams.files import Asked, Files, batches
-from evcl.streams.table import Raised, TableStream, is_table_stream, load
+from evcl.streams.table import NOTE, Raised, TableStream, load
 from evcl.tables.commands import claimed
+from evcl.tables.saved import notes_of
 from evcl.tables.source import Json
 
 SAVE_EVERY = 45.0  # seconds
@@ -41,12 +42,14 @@ def learn_files(
     with nullcontext() if out is None else claimed(out):
         known = None
         if out is not None and out.exists():
-            if not is_table_stream(out):
+            if NOTE.name not in notes_of(out):
                 raise EvclError(f"{out} is not a model of evcl stream: name another file with --out")
             known = load(out)
             asked = _same(out, known, asked, settings or {})
         files = Files(paths, asked)
         model = known or TableStream.create(files, **(settings or {}))
+        for one in files.files:
+            model.encoder.check_shapes(one.source)
         skip = 0 if known is None else known.resume(files)
         on_start(model, files, skip)
         with deferred() as stop:

@@ -18,8 +18,8 @@ from evcl.streams.alarm import Alarm
 from evcl.streams.prequential import Prequential, window_of
 
 T = TypeVar("T")
-BATCH = Setting(16, "rows that are predicted before any of them is learned", low=1, high=100_000)
-DELAY = Setting(0, "rows that come between a row and its label", low=0, high=10_000_000)
+BATCH_SETTING = Setting(16, "rows that are predicted before any of them is learned", low=1, high=100_000)
+DELAY_SETTING = Setting(0, "rows that come between a row and its label", low=0, high=10_000_000)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def evaluate(
     rows after it was predicted, as if its label came that late; what is scored is the prediction that was made when the
     row came. `window` and `fading`: see `Prequential`.
     """
-    batch, delay = int(BATCH.check("batch", batch)), int(DELAY.check("delay", delay))
+    batch, delay = int(BATCH_SETTING.check("batch", batch)), int(DELAY_SETTING.check("delay", delay))
     if stream.likelihood == "bernoulli":
         raise EvclError("evaluate scores classes, numbers and counts, not likelihood='bernoulli'")
     length = _length(rows)
@@ -94,18 +94,18 @@ class Feed:
         """The next rows. `names`: what the scores call the classes; None: as the stream does."""
         classes = list(self.stream.classes) if self.scores.kind == "classes" else []
         if not self.delay:
-            found = self.stream.step(x, y)[0]
+            predicted = self.stream.step(x, y)[0]
         elif self.stream.likelihood == "categorical":
-            found = self.stream.predict_proba(x)
+            predicted = self.stream.predict_proba(x)
         else:
-            found = self.stream.predictions(x)
+            predicted = self.stream.predictions(x)
         if self.scores.kind == "classes":
             labels = y.tolist()
             if names is not None:
                 classes, labels = [names[c] for c in classes], [names[c] for c in labels]
-            self.scores.add(np.asarray(found, dtype=np.float64)[:, : len(classes)], labels, classes)
+            self.scores.add(np.asarray(predicted, dtype=np.float64)[:, : len(classes)], labels, classes)
         else:
-            self.scores.add_numbers(found.mean, found.std, y)
+            self.scores.add_numbers(predicted.mean, predicted.std, y)
         if self.delay:
             self.waiting = (
                 (x, y) if self.waiting is None else tuple(map(torch.cat, zip(self.waiting, (x, y), strict=True)))

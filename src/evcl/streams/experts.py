@@ -14,7 +14,7 @@ from evcl.streams.filters import Filter, Linearisation, of_rows, solved
 from evcl.streams.jacobian import Network
 from evcl.streams.observing import Observing, Targets
 
-TOGETHER = 8  # rows after which a filter forgets, for all of them at once
+FORGET_EVERY = 8  # rows after which a filter forgets, for all of them at once
 MakeFilter = Callable[[Network, Array, Array], Filter]  # (network, means [r, P], prior variances [P])
 Fit = Callable[[Filter, int], Filter]  # the filter to use once this many weights are added
 
@@ -103,9 +103,9 @@ class Experts(Stateful):
 
     def _at(self, weights: Sequence[Array], x: Array) -> RowPredictions:
         looks = [group.filter.look(own, x) for group, own in zip(self.groups, weights, strict=True)]
-        f, variance = joined([f for f, _ in looks]), joined([found.variance for _, found in looks])
+        f, variance = joined([f for f, _ in looks]), joined([look.variance for _, look in looks])
         predicted = self.observing.predict(f, of_rows(variance, len(x)))
-        return RowPredictions(f, variance, [found for _, found in looks], predicted)
+        return RowPredictions(f, variance, [look for _, look in looks], predicted)
 
     def learn(self, look: RowPredictions, x: Array, y: Targets, inner_steps: int, moves: Moves | None = None) -> None:
         """Learn rows that these experts have looked at, and whose `moves` may be known. Further inner steps linearise
@@ -116,12 +116,12 @@ class Experts(Stateful):
             for _ in range(inner_steps - 1):
                 steps = self._along(look, a)
                 look = self._at([group.filter.mean + own for group, own in zip(self.groups, steps, strict=True)], x)
-                change = joined([found.change(own) for found, own in zip(look.found, steps, strict=True)])
+                change = joined([part.change(own) for part, own in zip(look.found, steps, strict=True)])
                 b, a, root, failed = self._moves(look, y, change)
             self.observing.learn(look.f, look.variance, a, b, root, y, self.kept)
-            for group, found, step in zip(self.groups, look.found, self._along(look, a), strict=True):
+            for group, part, step in zip(self.groups, look.found, self._along(look, a), strict=True):
                 group.filter.mean += step
-                group.filter.shrink(found, b[group.place], root[group.place])
+                group.filter.shrink(part, b[group.place], root[group.place])
                 if not finite(group.filter.mean):
                     failed[group.place] |= ~np.isfinite(total(group.filter.mean))
             if failed.any():
@@ -129,7 +129,7 @@ class Experts(Stateful):
                     group.filter.reset(failed[group.place], group.start)
                 self.observing.reset(failed)
         self.waiting += len(x)
-        if self.waiting >= TOGETHER:
+        if self.waiting >= FORGET_EVERY:
             for group in self.groups:
                 group.filter.forget(self.kept[group.place] ** self.waiting)
             self.waiting = 0
@@ -141,7 +141,7 @@ class Experts(Stateful):
         return Moves(b, *solved(look.variance, e, b))
 
     def _along(self, look: RowPredictions, a: Array) -> list[Array]:
-        return [found.along(a[group.place]) for group, found in zip(self.groups, look.found, strict=True)]
+        return [part.along(a[group.place]) for group, part in zip(self.groups, look.found, strict=True)]
 
     def copy(self, target: int, source: int) -> None:
         """Expert `target` becomes a copy of expert `source` of the same group."""

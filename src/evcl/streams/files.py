@@ -77,27 +77,27 @@ class Files:
         self.asked, self.notes, self._kinds = asked, list[str](), dict(asked.kinds)
         try:
             self.kind: Target = asked.kind or "class"
-            found = [self._look(path) for path in paths]
+            files = [self._look(path) for path in paths]
         except Fraction:
             if asked.kind is not None:
                 raise
             self.kind, self._kinds = "number", dict(asked.kinds)
-            found = [self._look(path) for path in paths]
+            files = [self._look(path) for path in paths]
             self.notes.append(f"{asked.target} has numbers with fractions, so it is learned as a number")
         if asked.time is not None:
-            found.sort(key=lambda one: one.times[0] if len(one.times) else 0.0)
-        self.files = found
-        self.rows = sum(one.rows for one in found)
+            files.sort(key=lambda one: one.times[0] if len(one.times) else 0.0)
+        self.files = files
+        self.rows = sum(one.rows for one in files)
         if not self.rows:
             bad(paths[0], "it holds no rows")
-        times = np.concatenate([one.times for one in found])
+        times = np.concatenate([one.times for one in files])
         self._sorted = asked.time is None or bool((np.diff(times) >= 0).all())
         if not self._sorted:
             self.notes.append(f"the rows are not in the order of {asked.time}: they are all read, and sorted")
         if self.kind == "class" and asked.kind is None:
-            names = set().union(*(one.labels for one in found))
-            self.notes += like_numbers(found[0].source, asked.target, names, self.rows)
-        self.told = [one.source.told for one in found if one.source.told is not None]
+            names = set().union(*(one.labels for one in files))
+            self.notes += like_numbers(files[0].source, asked.target, names, self.rows)
+        self.told = [one.source.told for one in files if one.source.told is not None]
 
     @property
     def identity(self) -> list[list[str]]:
@@ -106,21 +106,21 @@ class Files:
 
     def digest(self, rows: int) -> RowDigest:
         """Of the first rows."""
-        found = RowDigest()
+        digest = RowDigest()
         for piece in self.pieces():
-            found.add(piece, rows)
+            digest.add(piece, rows)
             rows -= piece.rows
             if rows <= 0:
                 break
-        return found
+        return digest
 
     def kinds(self) -> dict[str, Kind]:
         """What each column holds, as far as the files say."""
-        found: dict[str, Kind] = {}
+        kinds: dict[str, Kind] = {}
         for one in self.files:
             for name, kind in one.kinds.items():
-                found.setdefault(name, kind)
-        return found
+                kinds.setdefault(name, kind)
+        return kinds
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: one.source.shapes[name] for one in self.files for name in one.kinds}
@@ -154,11 +154,11 @@ class Files:
         values, where = piece.columns[name], Where(source.path, piece, name)
         if values.dtype == object or values.ndim > 1:
             where.bad(0, "--time should be a column of dates or numbers, but this is neither")
-        found = measured(values, where)
-        if np.isnan(found).any():
+        times = measured(values, where)
+        if np.isnan(times).any():
             fix = "fill it in, or leave out --time to take the rows in the order of the files"
-            where.bad(int(np.isnan(found).argmax()), f"the time is missing: {fix}")
-        return found
+            where.bad(int(np.isnan(times).argmax()), f"the time is missing: {fix}")
+        return times
 
     def _look(self, path: Path) -> _File:
         """Read the target and the time of a file, to know what they are and how many rows there are."""
@@ -174,26 +174,26 @@ class Files:
         names = [name for name in source.shapes if name != asked.target and name not in asked.drop]
         own: dict[str, Kind] = {asked.target: "text" if self.kind == "class" else "number"}
         source.expect({**self._kinds, **own}, asked.target)
-        found, times = _File(source), []
+        file, times = _File(source), []
         for piece in source.pieces(self._read([])):
-            found.rows += piece.rows
+            file.rows += piece.rows
             targets = targets_of(source, piece, asked.target, self.kind)
             if self.kind == "class":
-                found.labels.update(targets[present(targets)])
-                check_classes(source, asked.target, len(found.labels))
+                file.labels.update(targets[present(targets)])
+                check_classes(source, asked.target, len(file.labels))
             times.append(self._times(source, piece))
-        found.times = np.concatenate([np.zeros(0), *times])
+        file.times = np.concatenate([np.zeros(0), *times])
         first = next(source.pieces(self._read(names)), None)
         if first is not None:
             if asked.time is not None and first.columns[asked.time].dtype.kind != "M":
                 names = [name for name in names if name != asked.time]  # a number that grows tells nothing
-            found.kinds = {name: kind_of(first.columns[name]) for name in names}
-            self._kinds = {**found.kinds, **self._kinds}  # later files are read alike
+            file.kinds = {name: kind_of(first.columns[name]) for name in names}
+            self._kinds = {**file.kinds, **self._kinds}  # later files are read alike
             row = [(name, str(first.columns[name][0])) for name in sorted(first.columns)]
-            found.digest = hashlib.sha256(repr(row).encode()).hexdigest()[:16]
+            file.digest = hashlib.sha256(repr(row).encode()).hexdigest()[:16]
         if not names:
             raise EvclError(f"{path}: beside {asked.target!r} there is no column to learn from")
-        return found
+        return file
 
 
 @dataclass

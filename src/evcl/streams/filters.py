@@ -62,9 +62,9 @@ class Dense:
         return (self.jacobian @ weights[:, None, :, None])[..., 0]
 
 
-WAITING = 32  # rows that a filter keeps apart from its covariance
-SMALL = 1000  # numbers in covariances for which nothing waits
-GROWN = 2.0  # a scale from which on it becomes part of the covariance
+WAITING_ROWS = 32  # rows that a filter keeps apart from its covariance
+SMALL_COVARIANCE = 1000  # numbers in covariances for which nothing waits
+MAX_SCALE = 2.0  # a scale from which on it becomes part of the covariance
 
 
 class Filter(Stateful):
@@ -129,7 +129,7 @@ class Full(Filter):
     def __init__(self, network: Network, mean: Array, prior: Array) -> None:
         super().__init__(network, mean, prior)
         self.covariance = np.stack([np.diag(prior)] * len(mean))
-        self.waiting, self.used = np.zeros((len(mean), WAITING, len(prior))), 0
+        self.waiting, self.used = np.zeros((len(mean), WAITING_ROWS, len(prior))), 0
         self.scale = np.ones(mean.shape)
 
     def look(self, weights: Array, x: Array) -> tuple[Array, Linearisation]:
@@ -158,9 +158,9 @@ class Full(Filter):
         rows = product(root, rooted(b, found.spread))
         rows /= self.scale[:, None]
         more = rows.shape[1]
-        if self.used + more > WAITING:
+        if self.used + more > WAITING_ROWS:
             self._settle()
-        if found.jacobian.shape[1] > 1 or more > WAITING or self.covariance.size < SMALL:
+        if found.jacobian.shape[1] > 1 or more > WAITING_ROWS or self.covariance.size < SMALL_COVARIANCE:
             less_squares(self.covariance, rows)
             return
         self.waiting[:, self.used : self.used + more] = rows
@@ -185,8 +185,8 @@ class Full(Filter):
         if (down := too_wide(own * squares, self.prior)) is not None:
             self.scale *= down
             squares = self.scale * self.scale
-        own += FLOOR * (1 - kept)[:, None] * self.prior / squares
-        for r in np.flatnonzero(self.scale.max(1, initial=0.0) > GROWN):
+        own += MIN_ADDED_VARIANCE * (1 - kept)[:, None] * self.prior / squares
+        for r in np.flatnonzero(self.scale.max(1, initial=0.0) > MAX_SCALE):
             self._rescale(int(r))
 
     def _rescale(self, r: int) -> None:
@@ -205,7 +205,7 @@ class Full(Filter):
         super().grow(mean, prior)
         wide = np.stack([np.diag(self.prior)] * len(self.mean))
         wide[:, :size, :size] = self.covariance
-        self.covariance, self.waiting = wide, np.zeros((len(self.mean), WAITING, len(self.prior)))
+        self.covariance, self.waiting = wide, np.zeros((len(self.mean), WAITING_ROWS, len(self.prior)))
         self.scale = wider(self.scale, np.ones(len(prior)))
 
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
@@ -219,21 +219,21 @@ class Full(Filter):
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         super().restore(arrays)
-        self.used = min(max(int(arrays["used"]), 0), WAITING)
+        self.used = min(max(int(arrays["used"]), 0), WAITING_ROWS)
 
 
-SLACK = 1.1  # a variance may exceed the prior's by this factor before it is cut back
-FLOOR = 1e-3  # of the prior's variance, what forgetting everything adds; it keeps covariances well conditioned
+MAX_VARIANCE_RATIO = 1.1  # a variance may exceed the prior's by this factor before it is cut back
+MIN_ADDED_VARIANCE = 1e-3  # of the prior's variance, added by forgetting everything; keeps covariances well conditioned
 
 
 def too_wide(variance: Array, prior: Array) -> Array | None:
     """The factors by which to scale down rows and columns whose variances [R, ...] exceed the prior's [...]; None as
     long as none exceeds it clearly.
     """
-    if not (variance > SLACK * prior).any():
+    if not (variance > MAX_VARIANCE_RATIO * prior).any():
         return None
-    found: Array = np.minimum(np.sqrt(prior / np.maximum(variance, 1e-300)), 1.0)
-    return found
+    factors: Array = np.minimum(np.sqrt(prior / np.maximum(variance, 1e-300)), 1.0)
+    return factors
 
 
 def inflate(covariance: Array, prior: Array, kept: Array) -> None:
@@ -247,7 +247,7 @@ def inflate(covariance: Array, prior: Array, kept: Array) -> None:
     if (down := too_wide(own, prior)) is not None:
         covariance *= down[..., None]
         covariance *= down[..., None, :]
-    own += FLOOR * (1 - part[..., 0]) * prior
+    own += MIN_ADDED_VARIANCE * (1 - part[..., 0]) * prior
 
 
 class Diagonal(Filter):
@@ -384,5 +384,5 @@ def of_rows(variance: Array, n: int) -> Array:
     if n == 1:
         return variance[:, None]
     k = variance.shape[1] // n
-    found: Array = np.einsum("rnknl->rnkl", variance.reshape(len(variance), n, k, n, k))
-    return found
+    blocks: Array = np.einsum("rnknl->rnkl", variance.reshape(len(variance), n, k, n, k))
+    return blocks

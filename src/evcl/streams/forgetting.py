@@ -21,13 +21,13 @@ from evcl.streams.experts import Experts, Moves, RowPredictions
 from evcl.streams.filters import Full, solved
 from evcl.streams.observing import Classes, Targets
 
-SWITCH = 0.002  # the chance per row that another expert becomes the right one
-LOST = -1e6  # the log-likelihood of an expert whose prediction is not a number
-LEAST = 1e-6  # a probability that an expert's log is cut at
-POWERS = 0.03  # the prior variance of a power
-MEMORY = 1000  # rows that the powers are learned from
+SWITCH_CHANCE = 0.002  # the chance per row that another expert becomes the right one
+LOST_LOG_LIKELIHOOD = -1e6  # the log-likelihood of an expert whose prediction is not a number
+MIN_PROBABILITY = 1e-6  # a probability that an expert's log is cut at
+POWER_PRIOR_VARIANCE = 0.03  # the prior variance of a power
+POWER_MEMORY_ROWS = 1000  # rows that the powers are learned from
 ROUNDING = 1e-9  # by which the sum of shares may differ from 1
-OVERTAKEN = 12.0  # nats by which a fast expert must predict better to replace a slow one
+OVERTAKEN_NATS = 12.0  # nats by which a fast expert must predict better to replace a slow one
 
 
 class Shares(Stateful):
@@ -40,14 +40,14 @@ class Shares(Stateful):
 
     @property
     def shares(self) -> Array:
-        found: Array = np.exp(self.log)
-        return found
+        shares: Array = np.exp(self.log)
+        return shares
 
     def learn(self, log_likelihood: Array) -> None:
         """Bayes' rule with the log-likelihoods [R, n] of n rows."""
         r, n = log_likelihood.shape
         after = self.log + _finite(total(log_likelihood))
-        stay = (1 - SWITCH) ** n
+        stay = (1 - SWITCH_CHANCE) ** n
         weights = np.exp(after - np.maximum.reduce(after))
         self.log = np.log(stay / total(weights) * weights + (1 - stay) / r)
 
@@ -60,7 +60,7 @@ class Shares(Stateful):
 def _finite(log_likelihood: Array) -> Array:
     if finite(log_likelihood):
         return log_likelihood
-    return np.nan_to_num(log_likelihood, nan=LOST)
+    return np.nan_to_num(log_likelihood, nan=LOST_LOG_LIKELIHOOD)
 
 
 class Powers:
@@ -70,7 +70,7 @@ class Powers:
 
     def __init__(self, experts: int) -> None:
         self.start = np.full(experts, 1 / experts)
-        self.prior = np.full(experts, POWERS)
+        self.prior = np.full(experts, POWER_PRIOR_VARIANCE)
         self.row = np.empty(0)
 
     def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
@@ -79,18 +79,18 @@ class Powers:
     @staticmethod
     def inputs(p: Array) -> Array:
         """[n, K, R], from the experts' probabilities p [R, n, K + 1]."""
-        logs = log(p, LEAST)
+        logs = log(p, MIN_PROBABILITY)
         return (logs[..., 1:] - logs[..., :1]).transpose(1, 2, 0)
 
 
 def blend(experts: int) -> Experts:
     """Learns the powers of this many experts."""
-    return Experts([Powers(experts)], Full, [MEMORY], Classes())
+    return Experts([Powers(experts)], Full, [POWER_MEMORY_ROWS], Classes())
 
 
 class Overtaking(Stateful):
     """Notices when an expert that forgets faster has predicted so much better that a slower one must be out of date:
-    the sum of differences in log-likelihood since they were last level reaches `OVERTAKEN`.
+    the sum of differences in log-likelihood since they were last level reaches `OVERTAKEN_NATS`.
 
     `comparable` [R, R]: whether the first expert has the shape of the second, and forgets faster.
     """
@@ -105,16 +105,16 @@ class Overtaking(Stateful):
         """Pairs (slow, fast) in which fast has overtaken slow, from log-likelihoods [R, n] of experts."""
         each = total(log_likelihood)
         self.ahead = np.maximum(self.ahead + each[:, None] - each, 0) * self.comparable
-        found = []
-        while np.maximum.reduce(self.ahead, None) > OVERTAKEN:
+        pairs = []
+        while np.maximum.reduce(self.ahead, None) > OVERTAKEN_NATS:
             fast, slow = divmod(int(self.ahead.argmax()), len(each))
-            found.append((slow, fast))
+            pairs.append((slow, fast))
             self.ahead[:, slow] = 0
             self.ahead[slow] = 0
-        return found
+        return pairs
 
 
-NOTHING = np.empty(0)
+EMPTY = np.empty(0)
 
 
 class Looked(NamedTuple):
@@ -159,7 +159,7 @@ class Bank(Stateful):
         predicted = look.predicted
         mixed = self.experts.observing.mixed(predicted, self.shares.shares)
         if self.blend is None or predicted.shape[2] < 2:
-            return Looked(x, look, np.concatenate([predicted, mixed]), NOTHING, None)
+            return Looked(x, look, np.concatenate([predicted, mixed]), EMPTY, None)
         odds = Powers.inputs(predicted)
         blended = self.blend.look(odds)
         first, second = self.ways.shares.tolist()
@@ -174,9 +174,9 @@ class Bank(Stateful):
         n, k = looked.look.f.shape[1:]
         e, b = observing.derivatives(looked.every, y) if k else (np.empty((1, n, 0)), np.empty((1, n, 0, 0)))
         looks = [looked.look] if looked.blended is None else [looked.look, looked.blended]
-        asked = slice(count + len(looks) - 1)
+        own = slice(count + len(looks) - 1)
         variance = joined([look.variance for look in looks])
-        moves = Moves(b[asked], *solved(variance, e[asked], b[asked])) if k else None
+        moves = Moves(b[own], *solved(variance, e[own], b[own])) if k else None
         if self.blend is not None and looked.blended is not None:
             self.ways.learn(each[count : count + 2])
             self.blend.learn(looked.blended, looked.odds, y, 1, moves and moves.of(slice(count, None)))
@@ -188,5 +188,5 @@ class Bank(Stateful):
         return Learned(replaced, e[-1], b[-1])
 
     def parts(self) -> dict[str, Stateful]:
-        found = {"shares": self.shares, "ways": self.ways, "overtaking": self.overtaking, "experts": self.experts}
-        return found if self.blend is None else {**found, "blend": self.blend}
+        parts = {"shares": self.shares, "ways": self.ways, "overtaking": self.overtaking, "experts": self.experts}
+        return parts if self.blend is None else {**parts, "blend": self.blend}

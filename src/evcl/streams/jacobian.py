@@ -23,7 +23,7 @@ from evcl._core.randomness import Purpose, generator
 from evcl.nn import MLP
 from evcl.streams.arrays import Array, transposed
 
-HIDDEN, OUT, BIAS = 4.0, 16.0, 4.0  # prior variances: of hidden and of output weights times the fan-in, of biases
+HIDDEN_PRIOR, OUTPUT_PRIOR, BIAS_PRIOR = 4.0, 16.0, 4.0  # variances; those of weights are times the fan-in
 
 
 class Network(Protocol):
@@ -53,15 +53,15 @@ class Perceptron:
         for fan_in, units in pairwise(widths):
             self.groups.append((place, units, fan_in + 1))
             place += units * (fan_in + 1)
-            own = np.full((units, fan_in + 1), HIDDEN / fan_in)
-            own[:, -1] = BIAS / 4
+            own = np.full((units, fan_in + 1), HIDDEN_PRIOR / fan_in)
+            own[:, -1] = BIAS_PRIOR / 4
             variances.append(own.flatten())
         self.prior = np.concatenate(variances) if variances else np.empty(0)
         inputs, last = widths[0], widths[-1]
-        parts = [np.full(last, OUT / last)] if len(widths) > 1 else []
+        parts = [np.full(last, OUTPUT_PRIOR / last)] if len(widths) > 1 else []
         if skip or len(widths) == 1:
-            parts.append(np.full(inputs, HIDDEN / inputs))
-        self.row = np.concatenate([*parts, np.full(1, BIAS)])
+            parts.append(np.full(inputs, HIDDEN_PRIOR / inputs))
+        self.row = np.concatenate([*parts, np.full(1, BIAS_PRIOR)])
 
     def backward(self, weights: Array, x: Array) -> tuple[Array, list[tuple[Array, Array]], Array]:
         """The outputs [R, n, K]. For each hidden layer, the inputs of its units [R, n, size], the last of which is 1,
@@ -70,10 +70,10 @@ class Perceptron:
         r, n = len(weights), len(x)
         inputs = np.empty((r, n, self.widths[0] + 1))
         inputs[..., :-1], inputs[..., -1] = x.reshape(n, -1), 1
-        below, slopes, a = [], [], inputs
+        layer_inputs, slopes, a = [], [], inputs
         layers = [weights[:, at : at + units * size].reshape(r, units, size) for at, units, size in self.groups]
         for i, layer in enumerate(layers):
-            below.append(a)
+            layer_inputs.append(a)
             z, slope = self.activated(a @ transposed(layer))
             slopes.append(slope)
             skips = self.skip and i == len(layers) - 1
@@ -84,7 +84,7 @@ class Perceptron:
             deltas.append(back[..., : layers[i].shape[1]] * slopes[i][:, :, None])
             if i:
                 back = deltas[-1] @ layers[i][:, None]
-        return a @ transposed(rows), list(zip(below, deltas[::-1], strict=True)), a
+        return a @ transposed(rows), list(zip(layer_inputs, deltas[::-1], strict=True)), a
 
     def activated(self, z: Array) -> tuple[Array, Array]:
         """The activation of sums z, and its derivative."""
@@ -101,14 +101,14 @@ class Perceptron:
         """J [R, n, K, P], from what `backward` returns."""
         r, n, size = a.shape
         first = len(self.start)
-        found = np.zeros((r, n, k, first + k * size))
-        for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
-            own = found[..., start : start + units * width].reshape(r, n, k, units, width)  # a view
-            np.multiply(delta[..., None], below[:, :, None, None], out=own)
+        jacobian = np.zeros((r, n, k, first + k * size))
+        for (start, units, width), (inputs, delta) in zip(self.groups, layers, strict=True):
+            own = jacobian[..., start : start + units * width].reshape(r, n, k, units, width)  # a view
+            np.multiply(delta[..., None], inputs[:, :, None, None], out=own)
         for output in range(k):
             place = first + output * size
-            found[:, :, output, place : place + size] = a
-        return found
+            jacobian[:, :, output, place : place + size] = a
+        return jacobian
 
     def times(self, layers: list[tuple[Array, Array]], a: Array, scale: Array, matrices: Array) -> Array:
         """[R, K, P]: J D C for a single row, the diagonal D, `scale` [R, P], and C [R, P, P], without J: one product
@@ -117,12 +117,12 @@ class Perceptron:
         r, _, size = a.shape
         first, last = len(self.start), matrices.shape[2]
         own = a[:, None] * scale[:, first:].reshape(r, -1, 1, size)
-        found = (own @ matrices[:, first:].reshape(r, -1, size, last))[:, :, 0]
-        for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
+        product = (own @ matrices[:, first:].reshape(r, -1, size, last))[:, :, 0]
+        for (start, units, width), (inputs, delta) in zip(self.groups, layers, strict=True):
             place = slice(start, start + units * width)
-            own = below[:, None] * scale[:, place].reshape(r, units, 1, width)
-            found += delta[:, 0] @ (own @ matrices[:, place].reshape(r, units, width, last))[:, :, 0]
-        return found
+            own = inputs[:, None] * scale[:, place].reshape(r, units, 1, width)
+            product += delta[:, 0] @ (own @ matrices[:, place].reshape(r, units, width, last))[:, :, 0]
+        return product
 
 
 class Module:
@@ -137,7 +137,7 @@ class Module:
         self.start = torch.cat([own[name].detach().flatten() for name in self.shapes] or [x.new_empty(0)]).numpy()
         fans = [math.prod(shape[1:]) if len(shape) > 1 else 0 for shape in self.shapes.values()]
         each = [
-            np.full(shape.numel(), HIDDEN / f if f else BIAS / 16)
+            np.full(shape.numel(), HIDDEN_PRIOR / f if f else BIAS_PRIOR / 16)
             for f, shape in zip(fans, self.shapes.values(), strict=True)
         ]
         self.prior = np.concatenate(each or [np.empty(0)])
@@ -149,7 +149,7 @@ class Module:
         if not isinstance(features, Tensor) or len(features) != len(x):
             raise EvclError("the network must return one tensor [n, ...] with the features of n rows")
         count = features[0].numel()
-        self.row = np.concatenate([np.full(count, OUT / count), np.full(1, BIAS)])
+        self.row = np.concatenate([np.full(count, OUTPUT_PRIOR / count), np.full(1, BIAS_PRIOR)])
 
     @torch.inference_mode()
     def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
@@ -164,8 +164,8 @@ class Module:
             return f, f
 
         each = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
-        found, f = vmap(each, in_dims=(0, None))(torch.from_numpy(weights), torch.from_numpy(x))
-        return f.numpy(), found.numpy()
+        jacobian, f = vmap(each, in_dims=(0, None))(torch.from_numpy(weights), torch.from_numpy(x))
+        return f.numpy(), jacobian.numpy()
 
 
 def default(inputs: int, hidden: int, seed: int) -> Perceptron:
@@ -180,12 +180,12 @@ def default(inputs: int, hidden: int, seed: int) -> Perceptron:
         some = torch.randperm(inputs, generator=source)[: 1 + unit % 2]
         alone = torch.zeros(inputs, dtype=torch.float64)
         alone[some] = torch.randn(len(some), generator=source, dtype=torch.float64) / math.sqrt(len(some))
-        w[unit] = SHARP * GAIN * alone
+        w[unit] = SPARSE_FACTOR * GAIN * alone
     b = 0.7 * GAIN * torch.randn(hidden, 1, generator=source, dtype=torch.float64)
     return Perceptron([inputs, hidden], "tanh", True, torch.cat([w, b], 1).flatten().numpy())
 
 
-SHARP = 2.5  # how much larger it is where a unit looks at few inputs
+SPARSE_FACTOR = 2.5  # how much larger it is where a unit looks at few inputs
 GAIN = 1.5  # the deviation of a hidden unit's input, for inputs of mean 0 and deviation 1
 
 

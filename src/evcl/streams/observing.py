@@ -29,13 +29,13 @@ from evcl.streams.filters import rooted
 from evcl.streams.scaling import Scaling
 
 Targets = NDArray[Any]  # of n rows: places of classes [n], or numbers [n, targets]
-LEAST = 1e-4  # the probability below which a class gets no smaller curvature
+MIN_CLASS_PROBABILITY = 1e-4  # the probability below which a class gets no smaller curvature
 PROBIT = math.pi / 8  # sigmoid(f) averaged over N(f, w) is about sigmoid(f / sqrt(1 + w pi / 8)) (MacKay, 1992)
-MOST = 30.0  # the largest log rate
-SOFTER = (0.25, 0.5, 0.75)  # softer predictions are proportional to p^(1 - s)
-POWERS = 1 - np.array(SOFTER)[:, None, None]
-SURPRISING = 5.0  # deviations of a count by which it is far above the predicted rate
-SQUARE = 9.0  # the largest squared error, in variances, that counts as evidence of a change
+MAX_LOG_RATE = 30.0  # the largest log rate
+SOFTENINGS = (0.25, 0.5, 0.75)  # softer predictions are proportional to p^(1 - s)
+SOFTENED_POWERS = 1 - np.array(SOFTENINGS)[:, None, None]
+SURPRISING_DEVIATIONS = 5.0  # deviations of a count by which it is far above the predicted rate
+MAX_SQUARED_ERROR = 9.0  # the largest squared error, in variances, that counts as evidence of a change
 
 
 class Observing(Stateful):
@@ -54,7 +54,7 @@ class Observing(Stateful):
         raise NotImplementedError
 
     def softer(self, predicted: Array, y: Targets) -> Array:
-        """[s, n]: the log of q(y) / p(y) for predictions q less sure than p, one for each of `SOFTER`."""
+        """[s, n]: the log of q(y) / p(y) for predictions q less sure than p, one for each of `SOFTENINGS`."""
         raise NotImplementedError
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
@@ -91,10 +91,10 @@ def disagreeing(predicted: Array, shares: Array, count: int) -> Array:
     """The mean of predictions of `count` parts, of which the first is a mean and the last a variance. It grows where
     the experts disagree.
     """
-    found = mean_of(predicted, shares)
-    apart = parts(predicted, count)[0] - parts(found, count)[0]
-    parts(found, count)[-1][...] += mean_of(apart**2, shares)
-    return found
+    mean = mean_of(predicted, shares)
+    apart = parts(predicted, count)[0] - parts(mean, count)[0]
+    parts(mean, count)[-1][...] += mean_of(apart**2, shares)
+    return mean
 
 
 class Classes(Observing):
@@ -115,9 +115,9 @@ class Classes(Observing):
     def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
         """B B' = diag(p) - p p' for all classes but the first: B = diag(s) - p s' / (1 + sqrt(p_0)), s = sqrt(p)."""
         if predicted.shape[2] == 2:
-            p = within(predicted[..., 1:], LEAST, 1 - LEAST)
+            p = within(predicted[..., 1:], MIN_CLASS_PROBABILITY, 1 - MIN_CLASS_PROBABILITY)
             return y[:, None] - p, np.sqrt(p * (1 - p))[..., None]
-        p = np.maximum(predicted, LEAST)
+        p = np.maximum(predicted, MIN_CLASS_PROBABILITY)
         p = p / total(p)[..., None]
         s = np.sqrt(p)
         first, p, s = s[..., :1], p[..., 1:], s[..., 1:]
@@ -127,14 +127,14 @@ class Classes(Observing):
 
     def softer(self, predicted: Array, y: Targets) -> Array:
         log_p = log(predicted[0], 1e-12)
-        sums = total(np.exp(POWERS * log_p))  # [s, n]
-        found: Array = (POWERS[:, 0] - 1) * log_p[np.arange(len(y)), y] - np.log(sums)
-        return found
+        sums = total(np.exp(SOFTENED_POWERS * log_p))  # [s, n]
+        log_ratio: Array = (SOFTENED_POWERS[:, 0] - 1) * log_p[np.arange(len(y)), y] - np.log(sums)
+        return log_ratio
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
         p = predicted[0]
-        found: Array = total(p * log(p)) - log_of(predicted, y)[0]
-        return found
+        surprise: Array = total(p * log(p)) - log_of(predicted, y)[0]
+        return surprise
 
 
 def flattened(f: Array, w: Array) -> Array:
@@ -165,19 +165,19 @@ class Labels(Observing):
         return total(log(np.where(y > 0.5, predicted, 1 - predicted)))
 
     def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
-        p = within(predicted, LEAST, 1 - LEAST)
+        p = within(predicted, MIN_CLASS_PROBABILITY, 1 - MIN_CLASS_PROBABILITY)
         return y - p, diagonal_matrices(np.sqrt(p * (1 - p)))
 
     def softer(self, predicted: Array, y: Targets) -> Array:
         p = within(predicted[0], 1e-12, 1 - 1e-12)
         odds = np.log(p / (1 - p))
         right = np.where(y > 0.5, odds, -odds)
-        return total(log_sigmoid(POWERS * right) - log_sigmoid(right))
+        return total(log_sigmoid(SOFTENED_POWERS * right) - log_sigmoid(right))
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
         p = predicted[0]
-        found: Array = total(p * log(p) + (1 - p) * log(1 - p)) - self.log_likelihood(predicted, y)[0]
-        return found
+        surprise: Array = total(p * log(p) + (1 - p) * log(1 - p)) - self.log_likelihood(predicted, y)[0]
+        return surprise
 
 
 class Numbers(Observing):
@@ -209,8 +209,8 @@ class Numbers(Observing):
 
     def softer(self, predicted: Array, y: Targets) -> Array:
         f, noise, w = parts(predicted[0], 3)
-        square = np.minimum((y - f) ** 2 / (noise + w), SQUARE)  # one outlier is no change
-        return 0.5 * total((1 - POWERS) * square + np.log(POWERS))
+        square = np.minimum((y - f) ** 2 / (noise + w), MAX_SQUARED_ERROR)  # one outlier is no change
+        return 0.5 * total((1 - SOFTENED_POWERS) * square + np.log(SOFTENED_POWERS))
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
         f, noise, w = parts(predicted[0], 3)
@@ -257,8 +257,8 @@ class Counts(Observing):
         self.offset = np.zeros(targets)  # the log of the mean of earlier counts
 
     def predict(self, f: Array, w: Array) -> Array:
-        v = within(diagonals(w), 0, MOST)
-        rate = np.exp(np.minimum(f + self.offset + 0.5 * v, MOST))
+        v = within(diagonals(w), 0, MAX_LOG_RATE)
+        rate = np.exp(np.minimum(f + self.offset + 0.5 * v, MAX_LOG_RATE))
         return np.concatenate([rate, rate + rate**2 * np.expm1(v)], 2)
 
     def log_likelihood(self, predicted: Array, y: Targets) -> Array:
@@ -270,15 +270,15 @@ class Counts(Observing):
         """
         rate = parts(predicted, 2)[0]
         e = y - rate
-        far = e > SURPRISING * np.sqrt(y)
+        far = e > SURPRISING_DEVIATIONS * np.sqrt(y)
         curvature = np.where(far, e / np.log(np.where(far, y / rate, math.e)), rate)
         return e, diagonal_matrices(np.sqrt(curvature))
 
     def softer(self, predicted: Array, y: Targets) -> Array:
         rate, variance = parts(predicted[0], 2)
-        found = _negative_binomial(y, rate, variance / POWERS) - _negative_binomial(y, rate, variance)
-        most = 0.5 * ((1 - POWERS) * SQUARE + np.log(POWERS))  # as for numbers
-        return total(np.minimum(found, most))
+        log_ratio = _negative_binomial(y, rate, variance / SOFTENED_POWERS) - _negative_binomial(y, rate, variance)
+        most = 0.5 * ((1 - SOFTENED_POWERS) * MAX_SQUARED_ERROR + np.log(SOFTENED_POWERS))  # as for numbers
+        return total(np.minimum(log_ratio, most))
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
         """As if the counts were Gaussian: their entropy has no closed form."""
@@ -297,14 +297,14 @@ def _negative_binomial(y: Targets, mean: Array, variance: Array) -> Array:
     """The log of its probability, elementwise; nearly a Poisson where the variance is hardly above the mean."""
     size = mean**2 / np.maximum(variance - mean, 1e-6 * mean)
     more = _lgamma(y + size) - _lgamma(size) - _lgamma(y + 1)
-    found: Array = more - size * np.log1p(mean / size) + y * (np.log(mean) - np.log(mean + size))
-    return found
+    log_p: Array = more - size * np.log1p(mean / size) + y * (np.log(mean) - np.log(mean + size))
+    return log_p
 
 
 def _lgamma(a: Array) -> Array:
     """log Gamma(a), which numpy does not have."""
-    found: Array = torch.from_numpy(a).lgamma().numpy()
-    return found
+    values: Array = torch.from_numpy(a).lgamma().numpy()
+    return values
 
 
 def parts(predicted: Array, count: int) -> list[Array]:

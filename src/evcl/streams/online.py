@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from evcl._core.errors import EvclError
 from evcl.streams.arrays import Json
-from evcl.streams.building import UNITS
+from evcl.streams.building import HIDDEN_UNITS
 from evcl.streams.jacobian import default
 from evcl.streams.scaling import Scaling, squashed
 
@@ -30,8 +30,8 @@ class Online:
         self.classes: Sequence[int] = range(classes)
         self.alarms: list[Any] = []  # it raises none
         self.rows, self.settings = 0, {"inputs": inputs, "classes": classes, "seed": seed, "lr": lr}
-        network = default(inputs, UNITS, seed)
-        self.hidden = torch.from_numpy(network.start).view(UNITS, inputs + 1).clone().requires_grad_()
+        network = default(inputs, HIDDEN_UNITS, seed)
+        self.hidden = torch.from_numpy(network.start).view(HIDDEN_UNITS, inputs + 1).clone().requires_grad_()
         self.out = torch.zeros(classes - 1, len(network.row), dtype=torch.float64, requires_grad=True)
         self.optimizer = torch.optim.Adam([self.hidden, self.out], lr)
         self.scaling = Scaling(inputs)
@@ -54,13 +54,13 @@ class Online:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
-        found = {name: torch.from_numpy(array) for name, array in self.scaling.arrays().items()}
+        tensors = {name: torch.from_numpy(array) for name, array in self.scaling.arrays().items()}
         for name, parameter in (("hidden", self.hidden), ("out", self.out)):
             state = self.optimizer.state[parameter]
             if not state:
                 state |= {"step": torch.zeros(()), **{key: torch.zeros_like(parameter) for key in ADAM[1:]}}
-            found |= {name: parameter.detach(), **{f"{name} {key}": state[key] for key in ADAM}}
-        return found
+            tensors |= {name: parameter.detach(), **{f"{name} {key}": state[key] for key in ADAM}}
+        return tensors
 
     def parts(self) -> tuple[Json, dict[str, Tensor]]:
         """It as what JSON can hold, and its tensors: `restored` goes on bit for bit."""

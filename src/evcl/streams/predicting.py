@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 import torch
 
-from evcl._core.errors import BadExample
 from evcl.streams.table import TableStream, load
 from evcl.tables.asked import Predicting
 from evcl.tables.commands import open_source
+from evcl.tables.encoding import lacking
 from evcl.tables.output_file import Column, check_ending
-from evcl.tables.predicting import Batch, Predicted, write_predictions
-from evcl.tables.rows import targets_of
-from evcl.tables.source import Kind, Piece, Values, absent, bad, listed
+from evcl.tables.predicting import Batch, Predicted, Predictor, write_predictions
+from evcl.tables.source import Kind, Piece, Values, absent, bad
 
-WIDE = NormalDist().inv_cdf(0.975)
+NORMAL_975 = NormalDist().inv_cdf(0.975)
 
 
 def predict_file(model: Path, data: Path, out: Path, asked: Predicting) -> Predicted:
@@ -29,33 +27,22 @@ def predict_file(model: Path, data: Path, out: Path, asked: Predicting) -> Predi
     return write_predictions(_OfStream(load(model), data, asked), model, out, asked)
 
 
-class _OfStream:
+class _OfStream(Predictor):
     def __init__(self, model: TableStream, data: Path, asked: Predicting) -> None:
-        self.model, self.target = model, model.target
-        self.source = open_source(data, dialect=asked.dialect.also(model.missing))
-        shapes, kinds = self.source.shapes, model.encoder.kinds()
-        self.columns = [name for name in kinds if name in shapes and name not in asked.drop]
+        source, kinds = open_source(data, dialect=asked.dialect.also(model.missing)), model.encoder.kinds()
+        super().__init__(source, model.target, model.kind, kinds, asked.drop)
+        self.model = model
+        _, new = model.encoder.check(source, (model.target, *model.drop, *asked.drop))
         gone = [name for name in kinds if name not in self.columns]
         if not self.columns or (gone and asked.unknown == "error"):
-            bad(data, f"there is no column {listed([repr(name) for name in gone])}, which the model learned from")
+            bad(data, f"there is no column {lacking(gone, new)}")
         self.notes = absent(gone) if gone else []
-        self.numbers = [name for name in self.columns if kinds[name] == "number"]
-        read: dict[str, Kind] = {**dict.fromkeys(shapes, "text"), **{name: kinds[name] for name in self.columns}}
-        self.source.expect({**read, model.target: "text" if model.kind == "class" else "number"}, model.target)
+        read: dict[str, Kind] = {**dict.fromkeys(source.shapes, "text"), **{name: kinds[name] for name in self.columns}}
+        source.expect({**read, model.target: "text" if model.kind == "class" else "number"}, model.target)
 
-    def batches(self, names: Collection[str]) -> Iterator[Batch]:
-        model, source = self.model, self.source
-        there = model.target in source.shapes
-        for piece in source.pieces({*self.columns, *names, *([model.target] if there else [])}):
-            columns = {name: piece.columns[name] for name in self.columns}
-            x = model.encoder.encode(Piece(columns, piece.place, piece.rows), source.path, learn=False)
-            given = targets_of(source, piece, model.target, model.kind) if there else np.full(piece.rows, None)
-            try:
-                yield self._predicted(torch.from_numpy(x), given, piece)
-            except BadExample as error:
-                bad(source.path, piece.place(error.row), error.what)
-
-    def _predicted(self, x: torch.Tensor, given: Values, piece: Piece) -> Batch:
+    def predicted(self, piece: Piece, given: Values) -> Batch:
+        rows = Piece({name: piece.columns[name] for name in self.columns}, piece.place, piece.rows)
+        x = torch.from_numpy(self.model.encoder.encode(rows, self.source.path, learn=False))
         stream, kind = self.model.stream, self.model.kind
         if kind == "class":
             p = np.asarray(stream.predict_proba(x))
@@ -65,11 +52,11 @@ class _OfStream:
             columns |= {f"probability_{label}": Column(p[:, i], 6) for i, label in enumerate(classes)}
             return Batch(piece, {**columns, "entropy": Column(entropy, 6)}, given, {"entropy": entropy})
         mean, std = map(np.asarray, stream.predictions(x))
-        low = mean - WIDE * std
+        low = mean - NORMAL_975 * std
         measures = {
             "std": std,
             "low_95": np.maximum(low, 0.0) if kind == "count" else low,
-            "high_95": mean + WIDE * std,
+            "high_95": mean + NORMAL_975 * std,
         }
         columns = {name: Column(values, 6) for name, values in {"prediction": mean, **measures}.items()}
         return Batch(piece, columns, given, measures, mean)

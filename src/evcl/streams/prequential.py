@@ -29,17 +29,17 @@ __all__ = ["CLASS_MEASURES", "NUMBER_MEASURES", "Prequential", "class_measures",
 Floats = NDArray[np.float64]
 CLASS_MEASURES = ("accuracy", "nll", "brier", "ece", "kappa")
 NUMBER_MEASURES = ("rmse", "nll", "coverage")
-BINS = 15
-FIRST = 4 + BINS  # the place of the first class
-FLOOR = 1e-15  # a probability below it, such as that of a label that never came before, counts as this
-POINTS = 100  # a curve has about this many; between this and twice as many if the length is not known in advance
-LEAST = 25  # rows per point: a mean over fewer says little
-WIDE = NormalDist().inv_cdf(0.975)
+ECE_BINS = 15
+FIRST_CLASS = 4 + ECE_BINS  # the place of the first class
+MIN_PROBABILITY = 1e-15  # a probability below it, such as that of a label that never came before, counts as this
+CURVE_POINTS = 100  # a curve has about this many; between this and twice as many if the length is not known in advance
+MIN_ROWS_PER_POINT = 25  # rows per point: a mean over fewer says little
+NORMAL_975 = NormalDist().inv_cdf(0.975)
 
 
 def window_of(rows: int) -> int:
     """Rows per point of a curve, so that a stream of this many rows has about 100 points, each of at least 25 rows."""
-    return max(1, min(rows, LEAST), round(rows / POINTS))
+    return max(1, min(rows, MIN_ROWS_PER_POINT), round(rows / CURVE_POINTS))
 
 
 # --- the sums of each row --------------------------------------------------------------------------------------------
@@ -55,19 +55,19 @@ def class_rows(probabilities: ArrayLike, places: ArrayLike, classes: int | None 
     n, wide = len(y), max(p.shape[1], classes or 0, int(y.max(initial=-1)) + 1)
     if wide > p.shape[1]:
         p = np.pad(p, ((0, 0), (0, wide - p.shape[1])))
-    rows, found = np.arange(n), np.zeros((n, FIRST + 2 * wide))
+    rows, stats = np.arange(n), np.zeros((n, FIRST_CLASS + 2 * wide))
     if not n:
-        return found
+        return stats
     said, confidence, own = p.argmax(1), p.max(1), p[rows, y]
     right = (said == y) & (confidence > 0)
-    found[:, 0], found[:, 1] = 1.0, right
-    found[:, 2] = -np.log(np.maximum(own, FLOOR))
-    found[:, 3] = (p**2).sum(1) - 2 * own + 1
-    bin_of = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    found[rows, 4 + bin_of] = right - confidence
-    found[rows, FIRST + 2 * y] = 1.0
-    found[rows[confidence > 0], FIRST + 1 + 2 * said[confidence > 0]] = 1.0
-    return found
+    stats[:, 0], stats[:, 1] = 1.0, right
+    stats[:, 2] = -np.log(np.maximum(own, MIN_PROBABILITY))
+    stats[:, 3] = (p**2).sum(1) - 2 * own + 1
+    bin_of = np.clip(np.ceil(confidence * ECE_BINS).astype(int) - 1, 0, ECE_BINS - 1)
+    stats[rows, 4 + bin_of] = right - confidence
+    stats[rows, FIRST_CLASS + 2 * y] = 1.0
+    stats[rows[confidence > 0], FIRST_CLASS + 1 + 2 * said[confidence > 0]] = 1.0
+    return stats
 
 
 def number_rows(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> Floats:
@@ -77,7 +77,7 @@ def number_rows(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> Floats:
         raise ValueError(f"expected means, deviations and targets [n], not {mean.shape}, {std.shape} and {y.shape}")
     squared, variance = (y - mean) ** 2, np.maximum(std**2, 1e-300)
     nll = 0.5 * (squared / variance + np.log(2 * math.pi * variance))
-    return np.stack([np.ones_like(y), squared, nll, squared <= WIDE**2 * variance], 1)
+    return np.stack([np.ones_like(y), squared, nll, squared <= NORMAL_975**2 * variance], 1)
 
 
 # --- from sums to measures -------------------------------------------------------------------------------------------
@@ -92,10 +92,10 @@ def class_measures(sums: Floats) -> dict[str, float]:
     if not n:
         return dict.fromkeys(CLASS_MEASURES, math.nan)
     accuracy = sums[1] / n
-    chance = float((sums[FIRST::2] * sums[FIRST + 1 :: 2]).sum() / n**2)
+    chance = float((sums[FIRST_CLASS::2] * sums[FIRST_CLASS + 1 :: 2]).sum() / n**2)
     kappa = (accuracy - chance) / (1 - chance) if chance < 1 else 0.0
-    found = (accuracy, sums[2] / n, sums[3] / n, np.abs(sums[4:FIRST]).sum() / n, kappa)
-    return dict(zip(CLASS_MEASURES, map(float, found), strict=True))
+    measures = (accuracy, sums[2] / n, sums[3] / n, np.abs(sums[4:FIRST_CLASS]).sum() / n, kappa)
+    return dict(zip(CLASS_MEASURES, map(float, measures), strict=True))
 
 
 def number_measures(sums: Floats) -> dict[str, float]:
@@ -127,9 +127,9 @@ class Prequential:
         self.rows = 0
         self._asked, self.window = window, window or 1
         self._labels: dict[Hashable, int] = {}  # label -> its place in the sums
-        width = FIRST if kind == "classes" else 4
+        width = FIRST_CLASS if kind == "classes" else 4
         self._windows, self._decayed = np.zeros((0, width)), np.zeros(width)
-        self._bins = np.zeros((BINS, 3))  # see `evcl.metrics.reliability`
+        self._bins = np.zeros((ECE_BINS, 3))  # see `evcl.metrics.reliability`
         self._without = 0  # rows that came before any class was known, without a prediction
 
     # --- rows come ---------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Prequential:
             p = moved
         self._add(class_rows(p, own, len(self._labels)))
         if own and p.shape[1]:
-            self._bins += reliability(p, own, BINS)
+            self._bins += reliability(p, own, ECE_BINS)
         elif own:
             self._without += len(own)
 
@@ -169,7 +169,7 @@ class Prequential:
             self._windows, self._decayed = np.pad(self._windows, ((0, 0), (0, more))), np.pad(self._decayed, (0, more))
         weights = self.fading ** np.arange(n - 1, -1, -1)
         self._decayed = self.fading**n * self._decayed + weights @ found
-        while self._asked is None and self.rows + n > 2 * POINTS * self.window:
+        while self._asked is None and self.rows + n > 2 * CURVE_POINTS * self.window:
             self.window *= 2
             windows = np.pad(self._windows, ((0, len(self._windows) % 2), (0, 0)))
             self._windows = windows[::2] + windows[1::2]
@@ -194,8 +194,8 @@ class Prequential:
     @property
     def curves(self) -> dict[str, list[float]]:
         """Each measure over each window; the last window may have fewer rows."""
-        found = [self._measures(sums) for sums in self._windows]
-        return {name: [one[name] for one in found] for name in self.measures}
+        measured = [self._measures(sums) for sums in self._windows]
+        return {name: [one[name] for one in measured] for name in self.measures}
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -217,10 +217,10 @@ class Prequential:
 
     def state(self) -> tuple[Json, dict[str, Floats]]:
         """Everything it knows: a part for JSON, and arrays. Labels must be texts, numbers or truth values."""
-        told: Json = {"kind": self.kind, "rows": self.rows, "window": self.window, "asked": self._asked}
-        told |= {"fading": self.fading, "labels": list(self._labels)}
-        told |= {"bins": self._bins.ravel().tolist(), "without": self._without}
-        return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
+        description: Json = {"kind": self.kind, "rows": self.rows, "window": self.window, "asked": self._asked}
+        description |= {"fading": self.fading, "labels": list(self._labels)}
+        description |= {"bins": self._bins.ravel().tolist(), "without": self._without}
+        return description, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
 
     @staticmethod
     def restored(told: Json, arrays: Json) -> Prequential:
@@ -230,9 +230,9 @@ class Prequential:
             self.rows, self.window = int(told["rows"]), int(told["window"])
             self._labels = {label: place for place, label in enumerate(told["labels"])}
             self._windows, self._decayed = (np.array(arrays[name], dtype=np.float64) for name in ("windows", "decayed"))
-            self._bins = np.array(told.get("bins", [0.0] * 3 * BINS), dtype=np.float64).reshape(BINS, 3)
+            self._bins = np.array(told.get("bins", [0.0] * 3 * ECE_BINS), dtype=np.float64).reshape(ECE_BINS, 3)
             self._without = int(told.get("without", 1))
-            width = FIRST + 2 * len(self._labels) if self.kind == "classes" else 4
+            width = FIRST_CLASS + 2 * len(self._labels) if self.kind == "classes" else 4
             points = -(-self.rows // max(1, self.window))
             fits = self._windows.shape == (points, width) and self._decayed.shape == (width,) and self.window > 0
             finite = np.isfinite(self._windows).all() and np.isfinite(self._bins).all()

@@ -53,13 +53,13 @@ def parts_of(stream: Stream) -> tuple[Json, dict[str, Tensor]]:
     return about, tensors
 
 
-def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> tuple[Stream, dict[str, Tensor]]:
-    """The stream of a file, and all tensors in it."""
+def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stream:
+    """The stream of a file."""
     with opened(path, NOTE) as (saved, file):
         if saved is None:
             raise EvclError("it is not a stream that was saved by evcl")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return restored(saved, tensors, network), tensors
+        return restored(saved, tensors, network)
 
 
 def restored(saved: Json, tensors: Mapping[str, Tensor], network: nn.Module | None = None) -> Stream:

@@ -8,10 +8,10 @@ import numpy as np
 
 from evcl.streams.arrays import Array, Stateful, within
 
-LONGEST = 10_000.0  # rows: the mean and deviation forget at this rate, so that they follow slow changes
-FARTHEST = 10.0  # deviations: a number counts as if it were at most this far from the mean,
-ENOUGH = 30  # once there were this many rows
-FAR = 3.0  # deviations: no squashed number is farther from the mean
+MAX_MEMORY_ROWS = 10_000.0  # rows: the mean and deviation forget at this rate, so that they follow slow changes
+MAX_DEVIATIONS = 10.0  # deviations: a number counts as if it were at most this far from the mean,
+MIN_SCALE_ROWS = 30  # once there were this many rows
+SQUASHED_DEVIATIONS = 3.0  # deviations: no squashed number is farther from the mean
 
 
 class Scaling(Stateful):
@@ -36,8 +36,8 @@ class Scaling(Stateful):
     def add(self, x: Array) -> None:
         """Learn from rows x [n, D]. Of a number far outside what was usual, only a part counts."""
         n = len(x)
-        if self.count >= ENOUGH:
-            reach = FARTHEST * self.std
+        if self.count >= MIN_SCALE_ROWS:
+            reach = MAX_DEVIATIONS * self.std
             x = within(x, self.mean - reach, self.mean + reach)
         part = n / (self.count + n)
         away = (x[0] if n == 1 else x.mean(0)) - self.mean
@@ -46,7 +46,7 @@ class Scaling(Stateful):
             inside += x.var(0)
         self.mean = self.mean + part * away
         self.variance = (1 - part) * self.variance + part * inside
-        self.count = min(self.count + n, LONGEST)
+        self.count = min(self.count + n, MAX_MEMORY_ROWS)
         self._set_std()
 
     def _set_std(self) -> None:
@@ -59,5 +59,5 @@ class Scaling(Stateful):
 
 def squashed(z: Array) -> Array:
     """Standardised numbers within one deviation hardly change; none is farther than 3."""
-    found: Array = FAR * np.tanh(z / FAR)
-    return found
+    bounded: Array = SQUASHED_DEVIATIONS * np.tanh(z / SQUASHED_DEVIATIONS)
+    return bounded

@@ -21,17 +21,17 @@ from evcl.streams.arrays import Array, Stateful, Values, finite, total, within
 from evcl.streams.building import bank_of
 from evcl.streams.forgetting import Looked
 from evcl.streams.observing import parts
-from evcl.streams.scaling import FARTHEST, Scaling, squashed
+from evcl.streams.scaling import MAX_DEVIATIONS, Scaling, squashed
 from evcl.targets import get as get_likelihood
 
 _TABLE = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))
 SETTINGS = {name: Setting(**about | {"choices": tuple(about.get("choices", ()))}) for name, about in _TABLE.items()}
 SETTINGS["seed"] = SEED
 """The settings of a stream, by name."""
-MOST = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
+OUTPUTS_AT_ONCE = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
 Rows = object  # what numpy or torch takes
-LARGEST = 1e100  # inputs must be smaller, so that their squares are finite
-PLAIN = (torch.float32, torch.float64)  # what numpy has, too
+MAX_INPUT = 1e100  # inputs must be smaller, so that their squares are finite
+NP_DTYPES = (torch.float32, torch.float64)  # what numpy has, too
 
 quiet = np.errstate(all="ignore")  # numbers that are not finite are found and dealt with where they matter
 
@@ -147,20 +147,20 @@ class Stream:
     @quiet
     def predict(self, x: Rows) -> Any:
         """[n]: the most probable class; the expected value of a number or count; [n, D] for several targets."""
-        found = self._predicted(self._inputs(x))
+        out = self._predicted(self._inputs(x))
         if self.likelihood == "categorical":
             if not self.classes:
                 raise EvclError("no class is known before the first row is learned")
-            return np.array(self.classes)[found.argmax(1)]
-        return _narrow((found > 0.5).astype(np.int64) if self.likelihood == "bernoulli" else self._numbers(found)[0], x)
+            return np.array(self.classes)[out.argmax(1)]
+        return _narrow((out > 0.5).astype(np.int64) if self.likelihood == "bernoulli" else self._numbers(out)[0], x)
 
     @quiet
     def predictions(self, x: Rows) -> Numbers:
         """Numbers or counts, with their uncertainty. Before the first row they are 0 and 1."""
         if self.likelihood not in ("gaussian", "poisson"):
             raise EvclError(f"likelihood={self.likelihood!r} has no numbers: use predict_proba")
-        found: Numbers = self._answer(self._predicted(self._inputs(x)), x)
-        return found
+        numbers: Numbers = self._answer(self._predicted(self._inputs(x)), x)
+        return numbers
 
     @quiet
     def learn(self, x: Rows, y: object) -> Report:
@@ -188,7 +188,7 @@ class Stream:
         """Load a saved stream. If its network was not an `evcl.nn.mlp` or the default, pass it."""
         from evcl.streams.saved import load
 
-        return load(path, network)[0]
+        return load(path, network)
 
     @property
     def shares(self) -> dict[float, float]:
@@ -196,17 +196,17 @@ class Stream:
         if self.state is None:
             return {}
         bank = self.state.bank
-        found = dict.fromkeys(bank.experts.memories, 0.0)
+        shares = dict.fromkeys(bank.experts.memories, 0.0)
         for memory, share in zip(bank.experts.memories, bank.shares.shares.tolist(), strict=True):
-            found[memory] += share
-        return found
+            shares[memory] += share
+        return shares
 
     # What a user hands in is checked first, so that an error leaves the state as it was.
 
     def _inputs(self, x: Rows) -> Array:
         """[n, ...], copied: a caller may use its memory again. A single row becomes a batch of one."""
         shape = None if self.state is None else self.state.shape
-        given = x.numpy() if isinstance(x, Tensor) and x.dtype in PLAIN and not x.requires_grad and x.is_cpu else x
+        given = x.numpy() if isinstance(x, Tensor) and x.dtype in NP_DTYPES and not x.requires_grad and x.is_cpu else x
         given = given if isinstance(given, Tensor) else np.asarray(given)
         one = given.ndim == 1 if shape is None else tuple(given.shape) == shape
         rows = given[None] if one else given
@@ -214,30 +214,30 @@ class Stream:
             rows = inputs(rows, torch.float64, "cpu").numpy()  # or it says what is wrong
         if shape is not None and rows.shape[1:] != shape:
             raise EvclError(f"a row had the shape {shape} at first, but now {rows.shape[1:]}")
-        if (largest := np.maximum.reduce(np.abs(rows), None)) >= LARGEST:
-            raise EvclError(f"x has {largest:g}, but must be below {LARGEST:g} in absolute value")
+        if (largest := np.maximum.reduce(np.abs(rows), None)) >= MAX_INPUT:
+            raise EvclError(f"x has {largest:g}, but must be below {MAX_INPUT:g} in absolute value")
         return np.array(rows, np.float64, order="C")
 
     def _checked_targets(self, y: Any, x: Array) -> Any:
         """Labels as a list, or targets [n, D]."""
         if isinstance(y, str) or np.ndim(y) == 0:
             y = [y.item() if isinstance(y, (Tensor, np.generic)) else y]
-        found = self._kind.read(torch.from_numpy(x), y, "learn")
-        if isinstance(found, Tensor):
-            if self.state is not None and found.shape[1] != self.state.targets:
-                raise EvclError(f"a row had {self.state.targets} targets at first, but now {found.shape[1]}")
-            return found.numpy()
-        if self.classes and type(found[0]) is not type(self.classes[0]):
-            kinds = type(self.classes[0]).__name__, type(found[0]).__name__
+        targets = self._kind.read(torch.from_numpy(x), y, "learn")
+        if isinstance(targets, Tensor):
+            if self.state is not None and targets.shape[1] != self.state.targets:
+                raise EvclError(f"a row had {self.state.targets} targets at first, but now {targets.shape[1]}")
+            return targets.numpy()
+        if self.classes and type(targets[0]) is not type(self.classes[0]):
+            kinds = type(self.classes[0]).__name__, type(targets[0]).__name__
             raise EvclError(f"labels were of type {kinds[0]} at first, but now {kinds[1]}")
-        return found
+        return targets
 
     # --- predicting --------------------------------------------------------------------------------------------------
 
     def _pieces(self, rows: Values) -> list[Values]:
         """The rows that are looked at and learned at once."""
         outputs = max(1, len(self.classes) - 1, self.state.targets if self.state else 0)
-        size = max(1, MOST // outputs)
+        size = max(1, OUTPUTS_AT_ONCE // outputs)
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def _looked(self, state: State, x: Array) -> Looked:
@@ -251,12 +251,12 @@ class Stream:
         if self.state is None:
             width = len(self.classes)
             return np.full((len(x), width), 1 / max(1, width))
-        found = np.concatenate([self._looked(self.state, piece).together[0] for piece in self._pieces(x)])  # a copy
-        if not finite(found) and not (fine := np.isfinite(found).all(1)).all():
+        predicted = np.concatenate([self._looked(self.state, piece).together[0] for piece in self._pieces(x)])  # a copy
+        if not finite(predicted) and not (fine := np.isfinite(predicted).all(1)).all():
             raise BadExample(
                 "its prediction is not finite: its inputs are too large for the network", int(fine.argmin())
             )
-        return found
+        return predicted
 
     def _numbers(self, found: Array) -> tuple[Array, Array]:
         """[n, D] each: the mean and the standard deviation, in the units of the targets."""
@@ -309,7 +309,7 @@ class Stream:
             observing.follow(own, standardize)
         target = y
         if self.likelihood == "gaussian" and standardize:
-            target = within(state.target_scaling.scaled(y), -FARTHEST, FARTHEST)
+            target = within(state.target_scaling.scaled(y), -MAX_DEVIATIONS, MAX_DEVIATIONS)
         looked = self._looked(state, x)
         surprise = observing.surprise(looked.together, target)
         raised = state.detector.learn(observing.softer(looked.together, target))
@@ -344,10 +344,10 @@ def _narrow(found: Values, x: Rows) -> Any:
 def _memories(given: Sequence[float] | None) -> tuple[float, ...] | None:
     if given is None:
         return None
-    found = tuple(float(m) for m in given)
-    if not found or not all(m > 1 for m in found):
+    memories = tuple(float(m) for m in given)
+    if not memories or not all(m > 1 for m in memories):
         raise EvclError(f"memories must be numbers of rows above 1, or inf, not {given!r}")
-    return found
+    return memories
 
 
 def _noise(given: float | None, likelihood: str) -> float | None:
@@ -361,11 +361,11 @@ def _noise(given: float | None, likelihood: str) -> float | None:
 def _action(shares: Mapping[float, float], replaced: list[tuple[float, float]]) -> str:
     """What the learner does about a change: which memory counts most now, and which experts start anew."""
     most = max(shares, key=lambda memory: shares[memory])
-    found = [f"experts that remember {_rows(most)} have {shares[most]:.0%} of the weight"]
-    found += [
+    clauses = [f"experts that remember {_rows(most)} have {shares[most]:.0%} of the weight"]
+    clauses += [
         f"those that remember {_rows(slow)} go on from those that remember {_rows(fast)}" for slow, fast in replaced
     ]
-    return "; ".join(found)
+    return "; ".join(clauses)
 
 
 def _rows(memory: float) -> str:

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
-from evcl._core.files import parsed
-from evcl.learner.persist import reading
 from evcl.streams import saved
 from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed
@@ -25,13 +23,11 @@ from evcl.streams.files import TARGET, TIME, Files, RowDigest
 from evcl.streams.prequential import Prequential
 from evcl.streams.stream import Stream
 from evcl.tables.encoding import Encoder
-from evcl.tables.model import notes_of
 from evcl.tables.rows import LIKELIHOODS, present
+from evcl.tables.saved import Note, OfTable, described_in, notes_of
 from evcl.tables.source import Floats, Json, Piece, Target, bad
 
-FORMAT = 1
-NOTE = "evcl.streams.table"
-OWN = "table/"  # where the names of its tensors begin
+NOTE = Note("evcl.streams.table", (1,), "table/", "evcl.Stream.load")
 WAITING = ("x", "y", "when")  # those of rows whose labels come late: inputs, targets, times
 
 
@@ -47,23 +43,19 @@ class Raised:
     reasons: list[str]  # for each of the columns: see Alarm
 
 
-@dataclass
-class TableStream:
+@dataclass(kw_only=True)
+class TableStream(OfTable):
     """A stream and the table that it learns.
 
     `done` is how many rows of the files `identity` were predicted, and `learned` their digest; the learner may wait for
     the labels of the last ones. `unlabelled` rows had no label: they were passed over.
     """
 
-    stream: Stream
-    encoder: Encoder
     target: str
+    stream: Stream
     kind: Target
     time: str | None = None
     dated: bool = False  # whether the time is a date
-    drop: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    labels: list[str] = field(default_factory=list)  # the stream's labels are places in this list
     scores: Prequential = field(default_factory=Prequential)
     done: int = 0
     unlabelled: int = 0
@@ -83,7 +75,7 @@ class TableStream:
         encoder = Encoder.for_rows(files.kinds(), files.shapes())
         stream = Stream(likelihood=LIKELIHOODS[files.kind], **settings)
         scores = Prequential("classes" if files.kind == "class" else "numbers")
-        made = TableStream(stream, encoder, asked.target, files.kind, asked.time, scores=scores)
+        made = TableStream(encoder, target=asked.target, stream=stream, kind=files.kind, time=asked.time, scores=scores)
         made.dated = asked.time is not None and files.kinds().get(asked.time) == "date"
         made.drop, made.missing, made.identity = tuple(asked.drop), asked.dialect.missing, files.identity
         return made
@@ -188,23 +180,24 @@ class TableStream:
     def save(self, path: Path) -> None:
         told, arrays = self.scores.state()
         text = {
-            "format": FORMAT,
+            "format": NOTE.formats[-1],
+            **self.described(),
             **{name: getattr(self, name) for name in _PLAIN},
             "encoder": self.encoder.rows_described(),
             "scores": told,
             "learned": self.learned.digests,
             "raised": [list(vars(one).values()) for one in self.raised],
         }
-        tensors = {f"{OWN}{name}": torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = {f"{NOTE.prefix}{name}": torch.from_numpy(array) for name, array in arrays.items()}
         if self.feed.waiting is not None:
             waiting = (*self.feed.waiting, torch.from_numpy(self.times.copy()))
-            tensors |= {f"{OWN}{name}": one.contiguous() for name, one in zip(WAITING, waiting, strict=True)}
-        saved.save(self.stream, path, {NOTE: json.dumps(text)}, tensors)
+            tensors |= {f"{NOTE.prefix}{name}": one.contiguous() for name, one in zip(WAITING, waiting, strict=True)}
+        saved.save(self.stream, path, {NOTE.name: json.dumps(text)}, tensors)
 
 
 _PLAIN = {  # the fields that JSON holds as they are, and their types
-    "target": str, "kind": str, "time": (str, type(None)), "dated": bool, "drop": list, "missing": list, "labels": list,
-    "done": int, "unlabelled": int, "identity": list, "latest": (int, float, type(None)),
+    "kind": str, "time": (str, type(None)), "dated": bool, "done": int, "unlabelled": int, "identity": list,
+    "latest": (int, float, type(None)),
 }  # fmt: skip
 
 
@@ -213,33 +206,22 @@ def is_stream(path: Path) -> bool:
     return saved.NOTE in notes_of(path)
 
 
-def is_table_stream(path: Path) -> bool:
-    """Whether this is the file of a stream that says how to encode a table, as those of `evcl stream` do."""
-    return NOTE in notes_of(path)
-
-
 def load(path: Path) -> TableStream:
     """Load a stream that `save` wrote. No code from the file is run."""
-    (stream, tensors), text = saved.load(path), notes_of(path).get(NOTE)
-    if text is None:
-        raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.Stream.load")
-    with reading(path):
-        own = {name.removeprefix(OWN): tensor for name, tensor in tensors.items() if name.startswith(OWN)}
-        return _rebuilt(stream, parsed(text), own)
+    stream = saved.load(path)
+    with NOTE.opened(path) as (told, tensors):
+        return _rebuilt(stream, told, {name.removeprefix(NOTE.prefix): one for name, one in tensors.items()})
 
 
 def _rebuilt(stream: Stream, told: Json, tensors: Mapping[str, Tensor]) -> TableStream:
-    if told["format"] != FORMAT:
-        raise EvclError(f"its table has format {told['format']!r}, but this version of evcl reads only {FORMAT}")
+    if not isinstance(told["target"], str):
+        raise ValueError("target")
     for name, types in _PLAIN.items():
         if not isinstance(told[name], types):  # type: ignore[arg-type]
             raise ValueError(name)
     scores = Prequential.restored(told["scores"], {name: tensors[name].numpy() for name in ("windows", "decayed")})
-    found = TableStream(stream, Encoder.rows_rebuilt(told["encoder"]), told["target"], told["kind"], scores=scores)
-    for name in _PLAIN:
-        setattr(found, name, told[name])
-    found.drop, found.missing = tuple(map(str, found.drop)), tuple(map(str, found.missing))
-    found.labels = [str(label) for label in told["labels"]]
+    encoder, plain = Encoder.rows_rebuilt(told["encoder"]), {name: told[name] for name in _PLAIN}
+    found = TableStream(encoder, **described_in(told), **plain, stream=stream, scores=scores)
     found.identity = [[str(name), str(digest)] for name, digest in told["identity"]]
     found.learned = RowDigest({str(name): str(digest) for name, digest in told.get("learned", {}).items()})
     found.raised = [

@@ -37,8 +37,8 @@ class Layer:
             d = transposed(self.delta[:, :, 0])
             return total(d[..., None] * kernel * d[:, :, None], 1).reshape(r, n, 1, n, 1)
         left = self.delta[:, None] * kernel.transpose(0, 3, 2, 1)[:, :, :, None]  # [R, m, n, K, units]
-        found = left.reshape(r, n, n * k, units) @ transposed(self.delta)  # [R, m, n K, K]
-        return found.reshape(r, n, n, k, k).transpose(0, 2, 3, 1, 4)
+        variance = left.reshape(r, n, n * k, units) @ transposed(self.delta)  # [R, m, n K, K]
+        return variance.reshape(r, n, n, k, k).transpose(0, 2, 3, 1, 4)
 
     def along(self, a: Array) -> Array:
         """[R, units * size]"""
@@ -80,9 +80,9 @@ class Outputs(Layer):
 
 def own_outputs(a: Array) -> Array:
     """[R, K, n, m]: what is between an output and itself in a [R, n, K, m, K], which can be written to."""
-    found = a.diagonal(0, 2, 4).transpose(0, 3, 1, 2)
-    found.flags.writeable = True
-    return found
+    blocks = a.diagonal(0, 2, 4).transpose(0, 3, 1, 2)
+    blocks.flags.writeable = True
+    return blocks
 
 
 def reduce(covariance: Array, spread: Array, known: Array) -> None:
@@ -130,23 +130,23 @@ class Units(Filter):
     def of_full(cls, full: Full) -> Units:
         """The same weights, without what those of different units have to do with each other."""
         assert isinstance(full.network, Perceptron)
-        found = cls(full.network, full.mean, full.prior)
+        result = cls(full.network, full.mean, full.prior)
         place = 0
-        for block in found.blocks:
+        for block in result.blocks:
             _, units, size, _ = block.shape
             for unit in range(units):
                 block[:, unit] = full.block(slice(place, place + size))
                 place += size
-        return found
+        return result
 
     def _own(self, weights: Array) -> list[Array]:
         """The weights [P] of each layer, as [units, size]."""
         groups = [*self.network.groups, (len(self.network.start), -1, len(self.network.row))]
-        found = []
+        layers = []
         for start, units, size in groups:
             end = None if units < 0 else start + units * size
-            found.append(weights[start:end].reshape(-1, size))
-        return found
+            layers.append(weights[start:end].reshape(-1, size))
+        return layers
 
     def look(self, weights: Array, x: Array) -> tuple[Array, Layers]:
         f, hidden, last = self.network.backward(weights, x)

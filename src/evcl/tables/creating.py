@@ -60,7 +60,7 @@ def create(source: Source, asked: Learning) -> tuple[Model, Rows]:
     rows.notes, rows.ends = [*fitting.limited, *fitting.notes], fitting.ends
     about: Json = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
     learner = Learner(mlp(encoder.inputs, hidden), method, **about, **given)
-    made = Model(learner, encoder, None if source.images else target, drop=tuple(asked.drop))
+    made = Model(encoder, None if source.images else target, drop=tuple(asked.drop), learner=learner)
     made.missing, made.kind_given = asked.dialect.missing, asked.kind is not None
     return made, rows
 

@@ -109,12 +109,15 @@ class Encoder:
         new = [name for name in shapes if name not in self.names and name not in extra]
         if len(gone) == len(self.names):
             bad(source.path, f"there is no column {lacking(gone, new)}")
-        for name in self.names:
-            first = self.parts(name)[0]
-            wanted = getattr(first, "shape", ())
-            if name in shapes and shapes[name] != wanted:
-                bad(source.path, f"column {name!r}", f"its values have shape {shapes[name]}, not {wanted}")
+        self.check_shapes(source)
         return gone, new
+
+    def check_shapes(self, source: Source) -> None:
+        """Raise if a column has another shape than the model's."""
+        for name, own in self._parts.items():
+            wanted = getattr(own[0][1], "shape", ())
+            if (shape := source.shapes.get(name, wanted)) != wanted:
+                bad(source.path, f"column {name!r}", f"its values have shape {shape}, not {wanted}")
 
     def encode(
         self,

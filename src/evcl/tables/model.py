@@ -10,7 +10,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +20,11 @@ from torch import Tensor
 
 from evcl._core.bounds import MOST_CLASSES
 from evcl._core.errors import BadExample, EvclError, ForgettingWarning
-from evcl._core.files import open_tensors
 from evcl._core.inputs import positions
 from evcl._core.randomness import Purpose, generator
 from evcl._core.tasks import Examples, stratified
 from evcl.learner import Learner, load
-from evcl.learner.persist import now, opened, reading, write
+from evcl.learner.persist import now, write
 from evcl.metrics import expected_calibration_error
 from evcl.tables.asked import Learning
 from evcl.tables.earlier import (
@@ -43,11 +42,11 @@ from evcl.tables.earlier import (
 from evcl.tables.encoding import Encoder, Encoding, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.rows import LIKELIHOODS, Rows, read_rows
+from evcl.tables.saved import Note, OfTable, described_in, notes_of
 from evcl.tables.source import Json, Kind, Source, Target, Unknown, absent, bad, listed
 from evcl.targets.scale import far_outside
 
-FORMAT, READ_FORMATS = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
-TABLE_NOTE = "evcl.tables"
+TABLE_NOTE = Note("evcl.tables", (1, 2), SUMMARY, "evcl.load")
 BLOCK_BYTES = 16_384  # the padded text is a multiple of this
 MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # on the held-out rows
 MEASURED_NUMBERS = ("rmse", "nll", "coverage")
@@ -55,17 +54,12 @@ UNSCALED = "the inputs are not scaled"  # a warning that is not for tables: the 
 MOST_HELD = 10_000  # at most this many rows are held out, however large the file
 
 
-@dataclass
-class Model:
+@dataclass(kw_only=True)
+class Model(OfTable):
     learner: Learner
-    encoder: Encoder
-    target: str | None  # None: the folder of an image
-    labels: list[str] = field(default_factory=list)  # the learner uses indices into this list as labels
-    drop: tuple[str, ...] = ()  # columns to ignore in every file
     history: list[Json] = field(default_factory=list)  # one entry per task
     summaries: dict[str, Summary] = field(default_factory=dict)  # of the last tasks: see earlier.py
     now: dict[str, Now] = field(default_factory=dict)  # what each task is at, after the last one
-    missing: tuple[str, ...] = ()  # texts and numbers that mean a missing value in every file, beside the usual ones
     usual: tuple[str | None, bool | None] = (None, None)  # how the last files of text were read: see `Dialect`
     kind_given: bool = False  # whether the user said what the target is
 
@@ -234,15 +228,16 @@ class Model:
     # --- the file --------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        plain = {name: getattr(self, name) for name in ("target", "labels", "drop", "missing", "now", "usual")}
-        plain |= {"kind_given": self.kind_given, "columns": self.encoder.described(), "history": self.history}
-        text = json.dumps({"format": FORMAT, **plain})
+        plain = {**self.described(), "now": self.now, "usual": self.usual, "kind_given": self.kind_given}
+        text = json.dumps(
+            {"format": TABLE_NOTE.formats[-1], **plain, "columns": self.encoder.described(), "history": self.history}
+        )
         # The learner's own text grows with the names of the tasks, so both texts together are padded to whole blocks.
         # The file stores them inside JSON, with a backslash for each quote, so sizes are measured on the escaped texts.
         described = self.learner.described()
         size = len(json.dumps(text)) + len(json.dumps(json.dumps(described[0])))
         own = tensors_of(self.summaries, self.learner.tasks)
-        write(path, (described[0], {**described[1], **own}), {TABLE_NOTE: text + " " * (-size % BLOCK_BYTES)})
+        write(path, (described[0], {**described[1], **own}), {TABLE_NOTE.name: text + " " * (-size % BLOCK_BYTES)})
 
 
 def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
@@ -262,13 +257,7 @@ def _far_outside(source: Source, rows: Rows, target: str) -> list[str]:
 
 def is_table(path: Path) -> bool:
     """Whether this model file says how to encode a table, as those of `evcl learn` do."""
-    return TABLE_NOTE in notes_of(path)
-
-
-def notes_of(path: Path) -> Mapping[str, str]:
-    """The texts in the metadata of a model file."""
-    with reading(path), open_tensors(path) as file:
-        return file.metadata() or {}
+    return TABLE_NOTE.name in notes_of(path)
 
 
 def _check_numbers(line: Json, names: Collection[str], more: Collection[str]) -> None:
@@ -281,32 +270,23 @@ def _check_numbers(line: Json, names: Collection[str], more: Collection[str]) ->
 def load_model(path: Path) -> Model:
     """Load a model that `save` wrote. No code from the file is run."""
     learner = load(path)
-    with opened(path, TABLE_NOTE) as (saved, file):
-        own = {name: file.get_tensor(name) for name in file.keys() if name.startswith(SUMMARY)}  # noqa: SIM118
-    if saved is None:
-        raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.load")
-    with reading(path):
-        if saved["format"] not in READ_FORMATS:
-            raise EvclError(f"its table has format {saved['format']!r}, but this version of evcl reads 1 to {FORMAT}")
-        labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
-        missing, usual = tuple(saved.get("missing", ())), tuple(saved.get("usual", (None, None)))
-        if len(usual) != 2 or usual[0] not in (None, ".", ",") or usual[1] not in (None, False, True):
+    with TABLE_NOTE.opened(path) as (saved, tensors):
+        encoder, history = Encoder.rebuilt(saved["columns"]), saved["history"]
+        model = Model(encoder, **described_in(saved), learner=learner, history=history)
+        model.usual, model.kind_given = tuple(saved.get("usual", (None, None))), saved.get("kind_given", False) is True
+        if len(model.usual) != 2 or model.usual[0] not in (None, ".", ",") or model.usual[1] not in (None, False, True):
             raise EvclError("its usual form of numbers and dates is not known")
-        model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history)
-        model.missing, model.usual, model.kind_given = missing, usual, saved.get("kind_given", False) is True
-        texts = [*labels, *drop, *missing, *([] if target is None else [target])]
         for line in history:
-            texts += [line["task"], line["learned"]]
+            if not isinstance(line["task"], str) or not isinstance(line["learned"], str):
+                raise EvclError("its tasks should be text")
             own_measures = MEASURED_NUMBERS if model.numeric else MEASURED
             needed = ("examples", *(own_measures if line["held_out"] else ()))
             _check_numbers(line, needed, ("ece", "seconds", "deviation"))
-        codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
-        if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
-            raise EvclError("its labels, columns and tasks should be text")
-        fits = not labels and set(codes) == {0} if model.numeric else 0 <= min(codes) <= max(codes) < len(labels)
+        codes, labels = [int(code) for task in learner.tasks for code in learner.classes(task)], len(model.labels)
+        fits = not labels and set(codes) == {0} if model.numeric else codes and 0 <= min(codes) <= max(codes) < labels
         if not fits:
             raise EvclError("its labels do not fit its heads")
-        learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # raises if the sizes do not match
-        model.summaries = read_summaries(own, learner.tasks, model.encoder.inputs, len(labels))
+        learner.predict(np.zeros((1, encoder.inputs)), task=0)  # raises if the sizes do not match
+        model.summaries = read_summaries(tensors, learner.tasks, encoder.inputs, labels)
         model.now = checked(saved.get("now", {}), learner.tasks)
     return model

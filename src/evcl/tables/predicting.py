@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from evcl.tables.image_folder import FOLDER
 from evcl.tables.model import Model, load_model
 from evcl.tables.output_file import STANDARD, Column, check_ending, writing
 from evcl.tables.rows import present, same_truth, targets_of
-from evcl.tables.source import Floats, Piece, Source, Values, bad, plural
+from evcl.tables.source import Floats, Kind, Piece, Source, Target, Values, bad, plural
 
 
 class Batch(NamedTuple):
@@ -73,24 +73,36 @@ class Predicted:
         self.squares /= max(1, self.labelled)
 
 
-class Predictor(Protocol):
+class Predictor:
     """Predicts the rows of one file: `columns` are those that the model learned from, and `numbers` those of them that
-    hold numbers.
+    hold numbers. `notes` say what the user should know.
     """
 
-    source: Source
-    target: str
-    columns: list[str]
-    numbers: list[str]
+    def __init__(
+        self, source: Source, target: str, kind: Target, kinds: Mapping[str, Kind], drop: Sequence[str]
+    ) -> None:
+        self.source, self.target, self.kind = source, target, kind
+        self.columns = [name for name in kinds if name in source.shapes and name not in drop]
+        self.numbers = [name for name in self.columns if kinds[name] == "number"]
+        self.notes: list[str] = []
 
     def batches(self, names: Collection[str]) -> Iterator[Batch]:
         """The predictions, piece by piece. The pieces also have the columns `names`."""
-        ...
+        source = self.source
+        there = source.images or self.target in source.shapes
+        for piece in source.pieces({*self.columns, *([self.target] if there else []), *names}):
+            given = targets_of(source, piece, self.target, self.kind) if there else np.full(piece.rows, None)
+            try:
+                yield self.predicted(piece, given)
+            except BadExample as error:
+                bad(source.path, piece.place(error.row), error.what)
 
-    @property
-    def notes(self) -> list[str]:
-        """What the user should know."""
-        ...
+    def predicted(self, piece: Piece, given: Values) -> Batch:
+        """The predictions of some rows."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """All rows are predicted: complete the notes."""
 
 
 def predict(model: Path, data: Path, out: Path, **options: Any) -> Predicted:
@@ -134,6 +146,7 @@ def write_predictions(predictor: Predictor, model: Path, out: Path, asked: Predi
 
     write(out) if out == STANDARD else write_atomically(out, write)
     total.end()
+    predictor.end()
     total.read, total.notes = [] if source.told is None else [source.told], predictor.notes
     return total
 
@@ -167,43 +180,35 @@ def _readable(source: Source, name: str) -> bool:
     return True
 
 
-class _OfTasks:
+class _OfTasks(Predictor):
     """Predictions of a model of `evcl learn`."""
 
     def __init__(self, model: Model, data: Path, asked: Predicting) -> None:
-        self.model, self.source = model, open_source(data, model, dialect=asked.dialect)
-        *_, self._notes = model.check(self.source, asked.drop, asked.unknown)
-        self.target, shapes = FOLDER if self.source.images else str(model.target), self.source.shapes
-        known = {*model.encoder.names, self.target}
-        self.source.expect({name: "text" for name in shapes if name not in known})  # these are written as they are
-        self.columns = [name for name in model.encoder.names if name in shapes]
-        self.numbers = [name for name, kind in model.encoder.kinds().items() if kind == "number"]
+        source = open_source(data, model, dialect=asked.dialect)
+        *_, notes = model.check(source, asked.drop, asked.unknown)
+        target = FOLDER if source.images else str(model.target)
+        super().__init__(source, target, model.kind, model.encoder.kinds(), ())
+        self.model, self.notes = model, notes
+        known = {*model.encoder.names, target}
+        source.expect({name: "text" for name in source.shapes if name not in known})  # these are written as they are
         heads = model.learner.heads
         if asked.task is None and model.numeric and len(heads) > 1:
             raise EvclError(f"there are {len(heads)} heads: choose one with --task, {', '.join(heads)}")
         self.task = asked.task or (INFER if len(heads) > 1 else model.learner.tasks[0])
-        self.encoding = Encoding(model.encoder, self.source, asked.unknown)
+        self.encoding = Encoding(model.encoder, source, asked.unknown)
         self.deviation = max(float(line.get("deviation", math.inf)) for line in model.history)
         self.rows = self.lost = 0  # rows whose epistemic deviation is above that of the target
 
-    def batches(self, names: Collection[str]) -> Iterator[Batch]:
-        model, source = self.model, self.source
-        there = source.images or self.target in source.shapes
-        for piece in source.pieces({*self.columns, *([self.target] if there else []), *names}):
-            encoded = self.encoding(piece)
-            try:
-                answer = model.learner.predictions(encoded, self.task)
-                if (near := self.encoding.near(encoded, piece)) is not encoded:
-                    answer = model.learner.predictions(near, self.task)._replace(unfamiliar=answer.unfamiliar)
-            except BadExample as error:
-                bad(source.path, piece.place(error.row), error.what)
-            given: Values = np.full(piece.rows, None)
-            if there:
-                given = targets_of(source, piece, self.target, model.kind)
-            if there and not model.numeric:
-                same = same_truth([label for label in set(given) if label is not None], model.labels)
-                given[:] = [same.get(label, label) for label in given]
-            yield self._numbers(answer, given, piece) if model.numeric else self._classes(answer, given, piece)
+    def predicted(self, piece: Piece, given: Values) -> Batch:
+        learner, encoded = self.model.learner, self.encoding(piece)
+        answer = learner.predictions(encoded, self.task)
+        if (near := self.encoding.near(encoded, piece)) is not encoded:
+            answer = learner.predictions(near, self.task)._replace(unfamiliar=answer.unfamiliar)
+        if self.model.numeric:
+            return self._numbers(answer, given, piece)
+        same = same_truth([label for label in set(given) if label is not None], self.model.labels)
+        given[:] = [same.get(label, label) for label in given]
+        return self._classes(answer, given, piece)
 
     def _classes(self, found: Any, given: Values, piece: Piece) -> Batch:
         model = self.model
@@ -231,14 +236,12 @@ class _OfTasks:
         self.lost += int((found.epistemic > self.deviation).sum())
         return Batch(piece, columns, given, measures, found.mean)
 
-    @property
-    def notes(self) -> list[str]:
-        notes = [*self._notes, *self.encoding.notes]
+    def end(self) -> None:
+        self.notes += self.encoding.notes
         if self.lost:
             rows = f"{self.lost:,} of {plural(self.rows, 'row')} {'is' if self.lost == 1 else 'are'}"
             above = f"epistemic above {self.deviation:.4g}, the deviation of {self.target}"
-            notes.append(f"{rows} unlike the training rows: such predictions mean little ({above})")
-        return notes
+            self.notes.append(f"{rows} unlike the training rows: such predictions mean little ({above})")
 
 
 def _rounded(values: Floats, std: Any) -> Floats:

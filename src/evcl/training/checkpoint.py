@@ -26,10 +26,10 @@ from evcl._core.files import described, open_tensors, save_tensors
 
 FORMAT = 3  # raise this when the buffers of a step change
 DESCRIPTION, DIGEST = "evcl-checkpoint", "digest"
-PROGRAMS = ("seed-*", "program-*")
-AGAIN = "remove it, or start again with --overwrite"
+PROGRAM_FOLDERS = ("seed-*", "program-*")
+START_AGAIN = "remove it, or start again with --overwrite"
 Identity = list[dict[str, Any]]  # what a checkpoint belongs to: the configurations of a program, as JSON
-NAME = re.compile(r"(\d{8,20})\.safetensors|\.\d{8,20}\.safetensors\..*\.tmp")  # of a checkpoint, or a half-written one
+CHECKPOINT_NAME = re.compile(r"(\d{8,20})\.safetensors|\.\d{8,20}\.safetensors\..*\.tmp")  # or of a half-written one
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Checkpoints:
             self.folder.rmdir()
 
     def _folders(self) -> list[Path]:
-        return [folder for name in PROGRAMS for folder in self.folder.glob(name)]
+        return [folder for name in PROGRAM_FOLDERS for folder in self.folder.glob(name)]
 
 
 class OtherFormat(EvclError):
@@ -103,7 +103,7 @@ class Saved(NamedTuple):
     tensors: dict[str, Tensor]
 
     def unfit(self, what: object) -> Unfit:
-        return Unfit(f"the checkpoint {self.path} does not fit the run ({what}): {AGAIN}")
+        return Unfit(f"the checkpoint {self.path} does not fit the run ({what}): {START_AGAIN}")
 
     @contextlib.contextmanager
     def fitting(self) -> Iterator[None]:
@@ -136,16 +136,16 @@ class Saved(NamedTuple):
 
     def tensor(self, name: str, like: Tensor) -> Tensor:
         """A tensor that must have the shape and dtype of another, on its device."""
-        found = self.tensors.get(name)
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
             raise self.unfit(f"{name} must be {like.dtype} {tuple(like.shape)}")
-        return found.to(like.device)
+        return tensor.to(like.device)
 
 
 def files(folder: Path) -> list[Path]:
     """A program's checkpoints, newest first."""
-    found = [path for path in folder.glob("*.safetensors") if NAME.fullmatch(path.name)]
-    return sorted((path for path in found if not path.name.startswith(".")), key=lambda p: int(p.stem), reverse=True)
+    paths = [path for path in folder.glob("*.safetensors") if CHECKPOINT_NAME.fullmatch(path.name)]
+    return sorted((path for path in paths if not path.name.startswith(".")), key=lambda p: int(p.stem), reverse=True)
 
 
 def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -184,9 +184,9 @@ def read(path: Path) -> Saved:
 
 def newest(folder: Path) -> Saved | None:
     """The newest intact checkpoint of a program; None if there are no checkpoints."""
-    found = files(folder)
+    paths = files(folder)
     errors = []
-    for path in found:
+    for path in paths:
         try:
             return read(path)
         except OtherFormat:
@@ -194,7 +194,7 @@ def newest(folder: Path) -> Saved | None:
         except EvclError as error:
             errors.append(str(error))
     if errors:
-        raise EvclError(f"{'; '.join(errors)}: {AGAIN}")
+        raise EvclError(f"{'; '.join(errors)}: {START_AGAIN}")
     return None
 
 
@@ -202,17 +202,17 @@ def clear(folder: Path, keep: list[Path]) -> None:
     """Remove a program's other checkpoints, and files left by interrupted writes."""
     with contextlib.suppress(OSError):
         for path in set(folder.iterdir()) - set(keep):
-            if NAME.fullmatch(path.name):
+            if CHECKPOINT_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 
 
 def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     """Of a checkpoint: of its description and its tensors."""
-    found = hashlib.blake2b(text.encode(), digest_size=16)
+    hasher = hashlib.blake2b(text.encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 class Resumable(Protocol):

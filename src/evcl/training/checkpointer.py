@@ -66,11 +66,11 @@ class Checkpointer(Observer):
         saved = self.file.saved
         if saved is None:
             return []
-        found = saved.description.get("domains") or [0] * tasks
-        right = isinstance(found, list) and len(found) == tasks and all(type(d) is int for d in found)
-        if not right or not all(0 <= d <= max([-1, *found[:i]]) + 1 for i, d in enumerate(found)):
+        domains = saved.description.get("domains") or [0] * tasks
+        right = isinstance(domains, list) and len(domains) == tasks and all(type(d) is int for d in domains)
+        if not right or not all(0 <= d <= max([-1, *domains[:i]]) + 1 for i, d in enumerate(domains)):
             raise saved.unfit("domains")
-        return found
+        return domains
 
     def enter(
         self,
@@ -108,8 +108,8 @@ class Checkpointer(Observer):
 
     def stopping(self) -> bool:
         """Whether to end. Either all processes call this or none; they all follow the first one's answer."""
-        asked = self.file.stopping()
-        return asked if self.ranks is None else self.ranks.first(asked, self._run.network.posterior.mean.device)
+        stop = self.file.stopping()
+        return stop if self.ranks is None else self.ranks.first(stop, self._run.network.posterior.mean.device)
 
     # --- fits: Observer ---------------------------------------------------------------------------------------------
 
@@ -123,8 +123,8 @@ class Checkpointer(Observer):
             t.shape[1:] != like["mean"].shape[1:] for t in tracked.values()
         ):  # the first axis may cover some replicas, or all
             raise saved.unfit(f"{prefix}{', '.join(tracked)}")
-        found = {name: saved.tensor(f"{prefix}{name}", tensor) for name, tensor in like.items()}
-        self._fits[stage] = found | {name: t.to(like["mean"].device) for name, t in tracked.items()}
+        tensors = {name: saved.tensor(f"{prefix}{name}", tensor) for name, tensor in like.items()}
+        self._fits[stage] = tensors | {name: t.to(like["mean"].device) for name, t in tracked.items()}
         return self._fits[stage]
 
     def end_fit(self, stage: int, result: dict[str, Tensor]) -> None:
@@ -137,12 +137,12 @@ class Checkpointer(Observer):
         epoch, batch = saved.whole("epoch", epochs), saved.whole("batch", batches + 1)
         buffers, states = step.buffers(), saved.named("noise ")
         noise = [states[str(r)] for r in range(len(stopped)) if str(r) in states]
-        found = [saved.tensor(f"step {i}", buffer) for i, buffer in enumerate(buffers)]
+        values = [saved.tensor(f"step {i}", buffer) for i, buffer in enumerate(buffers)]
         position = Position(epoch, batch, saved.tensor("total", step.q.mean[:, 0]), noise)
         if noise or batch < batches:
             _check_noise(saved, noise, len(stopped))
         stopped.copy_(saved.tensor("stopped", stopped))
-        for buffer, value in zip(buffers, found, strict=True):
+        for buffer, value in zip(buffers, values, strict=True):
             buffer.copy_(value)
         step.resume(epoch * batches + batch)
         self.file.saved = None
@@ -159,26 +159,26 @@ class Checkpointer(Observer):
     # --- Resumable --------------------------------------------------------------------------------------------------
 
     def position(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"round": self._round, "outline": self._outline}
-        found |= {"domains": self._domains} if any(self._domains) else {}
-        found["learned"] = self._learned
+        description: dict[str, Any] = {"round": self._round, "outline": self._outline}
+        description |= {"domains": self._domains} if any(self._domains) else {}
+        description["learned"] = self._learned
         if self._fit is not None and self._position is not None:
-            found |= {"stage": self._fit[0], "epoch": self._position.epoch, "batch": self._position.batch}
-        return found
+            description |= {"stage": self._fit[0], "epoch": self._position.epoch, "batch": self._position.batch}
+        return description
 
     def tensors(self) -> dict[str, Tensor]:
-        found = {f"run {name}": t for name, t in self._tensors.items()}
-        found |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
-        found |= {f"extra {name}": t for name, t in self._extra.items()} | {"diverged": self._run.diverged}
+        tensors = {f"run {name}": t for name, t in self._tensors.items()}
+        tensors |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
+        tensors |= {f"extra {name}": t for name, t in self._extra.items()} | {"diverged": self._run.diverged}
         if self._fit is None or self._position is None:
-            return found
+            return tensors
         _, step, stopped = self._fit
-        found |= {f"step {i}": buffer for i, buffer in enumerate(step.buffers())}
-        found |= {f"noise {r}": noise for r, noise in enumerate(self._position.noise)}
-        found |= {"total": self._position.total, "stopped": stopped}
+        tensors |= {f"step {i}": buffer for i, buffer in enumerate(step.buffers())}
+        tensors |= {f"noise {r}": noise for r, noise in enumerate(self._position.noise)}
+        tensors |= {"total": self._position.total, "stopped": stopped}
         for k, result in self._fits.items():
-            found |= {f"fit {k} {name}": tensor for name, tensor in result.items()}
-        return found
+            tensors |= {f"fit {k} {name}": tensor for name, tensor in result.items()}
+        return tensors
 
     def load(self, saved: Saved) -> None:
         """Restore the round that was entered; `begin_fit` restores the fit in progress."""
@@ -192,8 +192,8 @@ class Checkpointer(Observer):
         frozen = saved.named("kept ")
         if shapes != {name: tuple(t.shape) for name, t in frozen.items()}:
             raise saved.unfit("the network's frozen layers")
-        found = {name: saved.tensor(f"extra {name}", tensor) for name, tensor in self._extra.items()}
-        accuracy = found.get("accuracy")
+        extra = {name: saved.tensor(f"extra {name}", tensor) for name, tensor in self._extra.items()}
+        accuracy = extra.get("accuracy")
         if accuracy is not None and bool((accuracy < 0).any() | (accuracy > 1).any()):
             raise saved.unfit("accuracy")
         diverged = saved.tensor("diverged", run.diverged)
@@ -202,7 +202,7 @@ class Checkpointer(Observer):
             run.load_tensors(tensors, saved.description.get("outline"), self._round + learned, heads)
         trunk.load_state_dict(frozen)
         for name, tensor in self._extra.items():
-            tensor.copy_(found[name])
+            tensor.copy_(extra[name])
         run.diverged.copy_(diverged)
         if learned:
             self.file.saved = None

@@ -16,7 +16,7 @@ from evcl.nn.chain import Lessons
 from evcl.nn.per_task import Mixture
 from evcl.targets import CATEGORICAL, Objective
 
-SLOWEST, FASTEST = 0.02, 0.5  # the fraction by which the noise of numbers follows a batch: one epoch, within limits
+MIN_NOISE_RATE, MAX_NOISE_RATE = 0.02, 0.5  # of the fraction by which the noise of numbers follows a batch: one epoch
 
 
 class Pool:
@@ -77,9 +77,9 @@ class Pool:
 
     def keep_below(self, tasks: Sequence[TaskData], network: BayesianNetwork) -> None:
         """If a part of the network never changes, compute what it makes of these tasks, the pool's, once."""
-        found = [network.below(task.x) for task in tasks]
-        parts = [one for one in found if one is not None]
-        if len(parts) == len(found):
+        features = [network.below(task.x) for task in tasks]
+        parts = [one for one in features if one is not None]
+        if len(parts) == len(features):
             parts = parts if self.own is None else [one.flatten(0, 1).unsqueeze(0) for one in parts]
             self._below = TaskData(parts[0] if len(parts) == 1 else torch.cat(parts, 1), self.y, -1)
 
@@ -152,7 +152,7 @@ class Pool:
         if squares is None:
             return
         squares = squares.view(y.shape)
-        rate = min(FASTEST, max(SLOWEST, y.shape[1] / len(self)))
+        rate = min(MAX_NOISE_RATE, max(MIN_NOISE_RATE, y.shape[1] / len(self)))
         for k in self.heads:
             counts = torch.ones_like(squares[..., :1]) if weights is None else weights.unsqueeze(2)
             if columns is not None:
@@ -199,7 +199,7 @@ def find_lessons(
     if pool.own is None:
         lengths = {len(said) for said in taught.said}
         u = max(lengths) if all(max(lengths) % n == 0 for n in lengths) else replicas
-    q, told = (like.new_zeros(u, pool.y.shape[1], n) for n in (columns, len(taught.heads)))
+    q, negentropy = (like.new_zeros(u, pool.y.shape[1], n) for n in (columns, len(taught.heads)))
     each = any(isinstance(w, Tensor) and w.numel() > len(w) for w in taught.strength)
     if each and most is not None:  # the kernels of a GPU have no strengths for each example
         return None
@@ -213,6 +213,6 @@ def find_lessons(
             if r < u:
                 log_q = said[r % len(said)]
                 q[r, places, slice(*spans[k])] = log_q.exp()
-                told[r, places, k] = (log_q.exp() * log_q).sum(1)
+                negentropy[r, places, k] = (log_q.exp() * log_q).sum(1)
     value = like.new_zeros(replicas)
-    return Lessons(q, told, torch.tensor(spans, device=like.device), temperature, strengths, pool.classes, value)
+    return Lessons(q, negentropy, torch.tensor(spans, device=like.device), temperature, strengths, pool.classes, value)

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 # On a GPU, widths are multiples of this many bytes, and P of this many weights. Triton compiles separate kernels for
 # such sizes, whose results may differ in the last bit; that must not depend on R.
 ALIGNED = 16
-ARRIVES = 8  # std_rate auto: log sigma comes within a factor exp(-8) of its optimum, even in a short fit
-STEP = 0.04  # lr auto: Adam's step, as a fraction of the standard deviation of a layer's initial weights
+LOG_SIGMA_FACTOR = 8  # std_rate auto: log sigma comes within a factor exp(-8) of its optimum, even in a short fit
+ADAM_STEP_FRACTION = 0.04  # lr auto: Adam's step, as a fraction of the standard deviation of a layer's initial weights
 SGD_STEP = 0.1  # lr auto for SGD without momentum; momentum m makes steps 1 / (1 - m) times as long
 SHORT, FASTER = 400, 3.0  # a first task of fewer than SHORT steps takes larger steps, by a factor of at most FASTER
-FAR = 1_000_000  # distance between the generator numbers of a round's first, second, third, ... fits
+FIT_SEED_STRIDE = 1_000_000  # distance between the generator numbers of a round's first, second, third, ... fits
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class Fitting:
         before = context.network.statistics()
         if fit.model is not None:
             context.network.set_statistics(dict(fit.model.statistics))
-        found = self.observer.finished(stage, _ended(context.gathered(), context))
-        if found is None:
-            found = self._trained(fit, stage, context)
-            self.observer.end_fit(stage, found)
+        tensors = self.observer.finished(stage, _ended(context.gathered(), context))
+        if tensors is None:
+            tensors = self._trained(fit, stage, context)
+            self.observer.end_fit(stage, tensors)
         else:
-            context.network.set_statistics({name: found[f"statistics.{name}"] for name in before})
-        return self._fitted(fit, context, found)
+            context.network.set_statistics({name: tensors[f"statistics.{name}"] for name in before})
+        return self._fitted(fit, context, tensors)
 
     def _context(self, fit: Fit, stage: int) -> FitContext:
         run, model = self.run, fit.model
@@ -186,9 +186,9 @@ class Fitting:
             rates["lr"] = SGD_STEP * (1 - s.momentum)
         elif s.get("lr") == "auto":
             narrowest = _narrowest(context.network, context.part)
-            rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
+            rates["lr"] = ADAM_STEP_FRACTION * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":
-            rates["std_rate"] = min(0.5, max(0.01, ARRIVES / steps))
+            rates["std_rate"] = min(0.5, max(0.01, LOG_SIGMA_FACTOR / steps))
         return Settings({**s, **rates})
 
     def _length(self, fit: Fit, context: FitContext) -> int:
@@ -211,7 +211,7 @@ class Fitting:
         run, pool = self.run, context.pool
         number = fit.number
         if number is None:
-            number = self.round.number if stage == 0 else -1 - self.round.number - FAR * (stage - 1)
+            number = self.round.number if stage == 0 else -1 - self.round.number - FIT_SEED_STRIDE * (stage - 1)
         if context.reread is not None and context.reread.reread is not None:
             about = step, pool, run.seeds, number, watching, fit.sampler, self.how.noise, fit.losses, length
             return RereadSteps(*about, read=context.reread.reread.read)
@@ -273,10 +273,10 @@ def _narrowest(network: BayesianNetwork, part: Layout) -> float:
 
 def _ended(q: Gaussian, context: FitContext) -> dict[str, Tensor]:
     """The result of a fit as named tensors: its weights, those of its tasks, and the layers' statistics."""
-    found = {"mean": q.mean} if q.log_std is None else {"mean": q.mean, "log_std": q.log_std}
+    tensors = {"mean": q.mean} if q.log_std is None else {"mean": q.mean, "log_std": q.log_std}
     if context.task_fit is not None:
-        found["film"] = context.task_fit.values
-    return found | {f"statistics.{name}": tensor for name, tensor in context.network.statistics().items()}
+        tensors["film"] = context.task_fit.values
+    return tensors | {f"statistics.{name}": tensor for name, tensor in context.network.statistics().items()}
 
 
 def written(layout: Layout, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian:

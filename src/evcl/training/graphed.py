@@ -33,7 +33,7 @@ def streams() -> Streams:
     return Streams()
 
 
-MANY = 10  # steps of linear layers in one graph, because the gap between two graphs takes as long as a kernel
+STEPS_PER_GRAPH = 10  # steps of linear layers in one graph, as the gap between two graphs takes as long as a kernel
 # A capture must not overlap another thread's backward pass: autograd uses one thread per device for all threads.
 capturing = threading.Lock()
 
@@ -79,7 +79,7 @@ class GraphedSteps:
             return resume_total(self.total, position, ranks)
         self._draw_order(epoch, batch)  # before a capture, whose warm-up needs rows that a step can have
         full, rest = divmod(self.order.shape[1], batch)
-        many = MANY if self.step.network.dense else 1  # other steps are long, and take long to capture
+        many = STEPS_PER_GRAPH if self.step.network.dense else 1  # other steps are long, and take long to capture
         plan = [((batch, many), full // many), ((batch, 1), full % many), ((rest, 1), int(rest > 0))]
         for (size, steps), times in plan:
             if times and (size, steps) not in self.graphs:

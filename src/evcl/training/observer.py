@@ -95,15 +95,15 @@ class Observers(Observer):
             one.end()
 
     def finished(self, stage: int, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        return next((found for one in self.observers if (found := one.finished(stage, like)) is not None), None)
+        return next((result for one in self.observers if (result := one.finished(stage, like)) is not None), None)
 
     def end_fit(self, stage: int, result: dict[str, Tensor]) -> None:
         for one in self.observers:
             one.end_fit(stage, result)
 
     def begin_fit(self, stage: int, step: Step, stopped: Tensor, epochs: int, batches: int) -> Position | None:
-        found = [one.begin_fit(stage, step, stopped, epochs, batches) for one in self.observers]
-        return next((position for position in found if position is not None), None)
+        positions = [one.begin_fit(stage, step, stopped, epochs, batches) for one in self.observers]
+        return next((position for position in positions if position is not None), None)
 
     def begin_epoch(self, epoch: int) -> None:
         for one in self.observers:

@@ -146,15 +146,15 @@ class EagerSteps:
 
 def reread_task(fit: Fit, round_: Round, stage: int) -> TaskData | None:
     """The task of a fit whose examples are read anew; None if there is none. Refuse a fit that cannot do that."""
-    found = [task for task in fit.data if task.reread is not None]
-    if not found and (stage > 0 or fit.model is not None):
+    reread = [task for task in fit.data if task.reread is not None]
+    if not reread and (stage > 0 or fit.model is not None):
         return None
-    if len(found) != 1 or fit.data[0] is not found[0] or round_.ranks is not None:
+    if len(reread) != 1 or fit.data[0] is not reread[0] or round_.ranks is not None:
         why = "several processes share it" if round_.ranks is not None else "it chooses rows of its own to train on"
         raise EvclError(f"examples cannot be read anew in each epoch here, because {why}: leave out reread")
     if any(task.weights is not None for task in fit.data):
         raise EvclError("examples that are read anew in each epoch cannot have weights: leave out reread")
-    return found[0]
+    return reread[0]
 
 
 def chunks(pieces: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -13,7 +13,7 @@ from evcl._core.randomness import Purpose, generator
 from evcl.nn import BayesianNetwork, Gaussian, head_names
 
 KEPT_NUMBERS = 20_000_000  # largest size of weight draws that are kept: 80 MB in float32
-AHEAD = 4  # threads that make the next draws of a large network while a GPU computes, which needs less time for one
+NOISE_THREADS = 4  # threads that make a large network's next draws while a GPU computes, which needs less time for one
 
 
 def weight_draws(
@@ -36,24 +36,24 @@ def weight_draws(
 
     def noise(draw: int) -> Tensor:
         """Made on the CPU, so that every device predicts the same."""
-        found = torch.zeros(len(distinct), mean.shape[1], dtype=mean.dtype)  # 0 for other heads, which are not asked
+        z = torch.zeros(len(distinct), mean.shape[1], dtype=mean.dtype)  # 0 for other heads, which are not asked
         for k, span in parts.items():
-            for row, seed in zip(found, distinct, strict=True):
+            for row, seed in zip(z, distinct, strict=True):
                 row[span].normal_(generator=generator(seed, Purpose.PREDICT, draw, k))
-        return found
+        return z
 
-    slow = len(distinct) * mean.shape[1] > KEPT_NUMBERS // AHEAD and samples > 1
-    for found in ahead(noise, samples) if slow and not mean.is_cpu else map(noise, range(samples)):
-        yield mean + std * found.to(mean.device)[own]
+    slow = len(distinct) * mean.shape[1] > KEPT_NUMBERS // NOISE_THREADS and samples > 1
+    for z in ahead(noise, samples) if slow and not mean.is_cpu else map(noise, range(samples)):
+        yield mean + std * z.to(mean.device)[own]
 
 
 def ahead(make: Callable[[int], Tensor], count: int) -> Iterator[Tensor]:
     """make(0), make(1), ...: threads make the next ones before they are asked for."""
-    with ThreadPoolExecutor(AHEAD, "evcl-draws") as threads:
+    with ThreadPoolExecutor(NOISE_THREADS, "evcl-draws") as threads:
         coming: deque[Future[Tensor]] = deque()
         for i in range(count):
             coming.append(threads.submit(make, i))
-            if len(coming) > AHEAD:
+            if len(coming) > NOISE_THREADS:
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()

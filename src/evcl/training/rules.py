@@ -201,7 +201,7 @@ class SGD:
             self.weights.add_(grad, alpha=-self.lr)
 
 
-DECAY = 0.999  # of the two running means whose ratio is the curvature
+CURVATURE_DECAY = 0.999  # of the two running means whose ratio is the curvature
 
 
 class Update:
@@ -283,8 +283,8 @@ class Update:
 
     def buffers(self) -> list[Tensor]:
         """Every tensor that an update changes or reads."""
-        found = [t for part in self._parts for t in part.state()]
-        return [*found, self.grads, *(t for t in (self.variance, self.rounded, self._counts) if t is not None)]
+        tensors = [t for part in self._parts for t in part.state()]
+        return [*tensors, self.grads, *(t for t in (self.variance, self.rounded, self._counts) if t is not None)]
 
     def _choose(self) -> Callable[[], None] | None:
         """The faster implementation, if one is available: for Adam only. It must not refer to `self`: the reference
@@ -382,8 +382,8 @@ class Natural:
         """One step. `grad` is twice the NLL's gradient of the variance; `variance` is set for the next step."""
         linear, square = pull.linear, pull.square
         assert linear is not None
-        self.measured.lerp_(variance * grad, 1 - DECAY)
-        self.mean_variance.lerp_(variance, 1 - DECAY)  # both start at 0, which cancels in their ratio
+        self.measured.lerp_(variance * grad, 1 - CURVATURE_DECAY)
+        self.mean_variance.lerp_(variance, 1 - CURVATURE_DECAY)  # both start at 0, which cancels in their ratio
         stiff = linear.w + (self.measured / self.mean_variance).abs()
         if square is not None:
             stiff = stiff + square.w * (variance - square.c)

@@ -400,12 +400,12 @@ class Run:
                 drawn[:, part.spans[name]][:, have:] = torch.stack(rows).to(mean)
 
         def whole(own: Tensor) -> Tensor:
-            found = own.new_zeros(len(own), new.size)
+            wide = own.new_zeros(len(own), new.size)
             if old.size + part.size == new.size:  # all are new, and the last
-                found[:, old.size :] = own
+                wide[:, old.size :] = own
             else:
-                new.scatter_(found, part, own)
-            return found
+                new.scatter_(wide, part, own)
+            return wide
 
         own = around(network, torch.zeros_like(drawn), drawn, part, self.settings)
         return Fresh(own.prior.map(whole), own.posterior.map(whole))
@@ -433,11 +433,11 @@ class Run:
         self.grow_trunk(rounds)
         own = {name: t for name, t in self.tensors().items() if not name.startswith("memory")}
         for name, wanted in own.items():
-            found = tensors[name]
-            if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
+            tensor = tensors[name]
+            if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype or not packing.finite(tensor):
                 raise EvclError(f"{name} must be {wanted.dtype} {tuple(wanted.shape)} and finite")
             if name.startswith("posterior."):
-                packing.check_size(name, found)
+                packing.check_size(name, tensor)
         self.memory = packing.from_tensors(
             self.memory,
             outline,
@@ -495,12 +495,12 @@ class Run:
     def _drive(self, round_: Round, fitting: Fitting, epochs: int | None) -> Learned:
         """Run the method's generator: it yields fits, and receives their results."""
         s = self.settings if epochs is None else Settings({**self.settings, "epochs": epochs})
-        asked = self.method.learn(self.memory, round_, s)
+        fits = self.method.learn(self.memory, round_, s)
         answer: Fitted | None = None
         for stage in count():
             try:
                 with capturing if self.network.posterior.mean.is_cuda else nullcontext():
-                    fit = asked.send(answer)  # type: ignore[arg-type]
+                    fit = fits.send(answer)  # type: ignore[arg-type]
             except StopIteration as end:
                 learned: Learned = end.value
                 return learned
@@ -528,8 +528,8 @@ class Run:
         if make is None:
             return posterior
         named = replace(posterior, layout=self.network.layout)
-        found = make(self.memory, named, task)
-        return posterior if found is named else found
+        gaussian = make(self.memory, named, task)
+        return posterior if gaussian is named else gaussian
 
     @property
     def predicts_by_task(self) -> bool:
@@ -554,8 +554,8 @@ class Run:
         """
         if self.method.log_joint is None:
             return None
-        asked = Asked(self.network, x, heads, list(self.seeds))
-        return self.method.log_joint(self.memory, self.network.posterior, asked)
+        question = Asked(self.network, x, heads, list(self.seeds))
+        return self.method.log_joint(self.memory, self.network.posterior, question)
 
     @torch.no_grad()
     def domains(self, x: Tensor, heads: Sequence[int], task: Newcomer) -> tuple[list[bool], list[list[float]]] | None:
@@ -564,12 +564,12 @@ class Run:
         """
         if self.method.domains is None:
             return None
-        found = self.method.domains(
+        answer = self.method.domains(
             self.memory, self.network.posterior, Asked(self.network, x, heads, list(self.seeds)), task
         )
-        if found is None:
+        if answer is None:
             return None
-        both = torch.cat([double(found[0].unsqueeze(1)), double(found[1])], 1)
+        both = torch.cat([double(answer[0].unsqueeze(1)), double(answer[1])], 1)
         if self.ranks is not None:
             self.ranks.broadcast_(both)
         return [bool(row[0]) for row in both], both[:, 1:].tolist()
@@ -577,8 +577,8 @@ class Run:
     @torch.no_grad()
     def evidence(self, x: Tensor, heads: Sequence[int]) -> Tensor | None:
         """[R, N, heads]: log p(x, head) up to a constant, or None: see `log_joint`."""
-        found = self.log_joint(x, heads)
-        return None if found is None else torch.stack([scores.logsumexp(2) for scores in found], 2)
+        joint = self.log_joint(x, heads)
+        return None if joint is None else torch.stack([scores.logsumexp(2) for scores in joint], 2)
 
     def predict(
         self,
@@ -642,10 +642,10 @@ class Run:
 
     def _generated(self, x: Tensor, heads: Sequence[int]) -> list[Tensor]:
         """The predictions of a method that predicts without the network."""
-        found = self.log_joint(x, heads)
-        if found is None:
+        joint = self.log_joint(x, heads)
+        if joint is None:
             raise EvclError(f"{self.method.name} cannot predict inputs of another shape than it has learned from")
-        return [scores.softmax(2) for scores in found]
+        return [scores.softmax(2) for scores in joint]
 
     def _drawn(
         self,
@@ -682,8 +682,8 @@ class Run:
             return weight_draws(self.network, posterior, self.seeds, samples, wanted)
         versions = (posterior.mean._version, posterior.log_std._version if posterior.log_std is not None else 0)
         if self._kept is None or self._kept[0] is not posterior or self._kept[1] != (wanted, versions):
-            found = list(weight_draws(self.network, posterior, self.seeds, samples, wanted))
-            self._kept = (posterior, (wanted, versions), found)
+            draws = list(weight_draws(self.network, posterior, self.seeds, samples, wanted))
+            self._kept = (posterior, (wanted, versions), draws)
         return self._kept[2]
 
 

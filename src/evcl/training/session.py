@@ -26,7 +26,7 @@ from evcl.training import targets
 from evcl.training.run import Run
 
 MOST_DOMAINS = 100  # that a head may have; a task after these joins the domain that it resembles most
-LIKELY = 10  # a task of at least this many rows per class would have rows of every class, if it had all of them
+ROWS_PER_CLASS = 10  # a task of at least this many rows per class would have rows of every class, if it had all of them
 
 
 class Given(NamedTuple):
@@ -141,7 +141,7 @@ class Session:
         self.shown[name] = every if every[-1] else every[:-1]
         owner = {label: g for label, (g, _) in self.owners(name, domain).items()}
         used = {label for label in owner if owner[label] in {owner[one] for one in present}}
-        few = sum(rows.values()) < LIKELY * len(used)
+        few = sum(rows.values()) < ROWS_PER_CLASS * len(used)
         self.lacking = [] if few else [label for label in classes if label in used & shown - present]
         run.add_task_weights(number + 1)
         return self._parts(task, number)
@@ -149,10 +149,10 @@ class Session:
     def add_errors(self, errors: Mapping[str, Tensor], known: set[str]) -> None:
         """Count errors on new rows of these heads' targets; those that are not `known` are made in this round."""
         run = self.run
-        found = {name: self.scales[name].tested_on(each, name not in known) for name, each in errors.items()}
-        self.scales = {**self.scales, **found}
+        scales = {name: self.scales[name].tested_on(each, name not in known) for name, each in errors.items()}
+        self.scales = {**self.scales, **scales}
         for name in errors.keys() & known:
-            run.likelihood.expect(run.network, self.groups[name][0].number, errors[name], found[name])
+            run.likelihood.expect(run.network, self.groups[name][0].number, errors[name], scales[name])
 
     def _add(self, groups: list[Group], domain: int, new: Sequence[Label], rows: Mapping[Label, int]) -> None:
         """Add classes to the group of this domain that has the most rows of a task, in place."""
@@ -174,11 +174,11 @@ class Session:
         y = torch.tensor([[place[label] if label in shown else -1 for label in row] for row in task.y])
         mean = self.run.network.posterior.mean
         classes = [[place[label] for label in group.classes] for group in groups]
-        asked = Newcomer(y.to(mean.device), classes, [group.domain for group in groups])
-        found = self.run.domains(task.x.to(mean), [group.number for group in groups], asked)
-        if found is None:
+        newcomer = Newcomer(y.to(mean.device), classes, [group.domain for group in groups])
+        answer = self.run.domains(task.x.to(mean), [group.number for group in groups], newcomer)
+        if answer is None:
             return 0
-        new, shares = found
+        new, shares = answer
         most = [row.index(max(row)) for row in shares]
         full = len(known) >= MOST_DOMAINS
         each = {d if full or not opens else len(known) for d, opens in zip(most, new, strict=True)}
@@ -238,13 +238,13 @@ class Session:
         whole = replace(whole, y=place, task=number)
         if len(used) == 1:
             return [replace(whole, head=used[0])]
-        found = []
+        parts = []
         for k in used:
             mine = group == next(g for g, one in enumerate(groups) if one.number == k)
             least = int(mine.sum(1).min())  # streams of several seeds must have equally many rows
             rows = torch.stack([row.nonzero().flatten()[:least] for row in mine])
-            found.append(replace(whole, head=k).select(rows))
-        return found
+            parts.append(replace(whole, head=k).select(rows))
+        return parts
 
     def group_of(self, task: Given, data: TaskData) -> list[Label]:
         """The classes that a part of a task's data is classified among, in the order of its labels."""
@@ -263,12 +263,12 @@ class Session:
     def rows(self, parts: Sequence[TaskData]) -> tuple[Tensor, Any]:
         """The inputs [N, ...] of parts of one task, and their targets as the user gave them."""
         groups = {group.number: (name, group.classes) for name, some in self.groups.items() for group in some}
-        found: list[Any] = []
+        given: list[Any] = []
         for part in parts:
             name, classes = groups[part.head]
-            found.append(self.run.likelihood.given(part.y[0], classes, self.scales.get(name)))
+            given.append(self.run.likelihood.given(part.y[0], classes, self.scales.get(name)))
         x = torch.cat([part.x[0] for part in parts]) if parts else torch.empty(0)
-        return x, torch.cat(found) if found and isinstance(found[0], Tensor) else [y for some in found for y in some]
+        return x, torch.cat(given) if given and isinstance(given[0], Tensor) else [y for some in given for y in some]
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
@@ -289,10 +289,10 @@ class Session:
         if run.ranks is None:
             return predicted(data.x)
         mean, part = run.network.posterior.mean, run.ranks.part(data.x.shape[1])
-        found = mean.new_zeros(len(mean), data.x.shape[1], len(self.heads[name]))
+        outputs = mean.new_zeros(len(mean), data.x.shape[1], len(self.heads[name]))
         if part.stop > part.start:
-            found[:, part] = predicted(data.x[:, part])
-        return run.ranks.sum_(found)
+            outputs[:, part] = predicted(data.x[:, part])
+        return run.ranks.sum_(outputs)
 
     def predict_inferring(self, data: TaskData, name: str) -> Tensor:
         """`predict` for a method that needs the task, which is not given: each example is predicted as one of the task,
@@ -314,8 +314,8 @@ class Session:
         run, first = self.run, {head: number for number, head in reversed(list(enumerate(self.tasks.values())))}
         scores: dict[str, list[Tensor]] = {"entropy": [], "information": []}
         right = []
-        asked = [(name, first[name] if run.predicts_by_task else None) for name in self.heads]
-        for (p, aleatoric), classes in zip(self.each_head(data.x, asked), self.heads.values(), strict=True):
+        pairs = [(name, first[name] if run.predicts_by_task else None) for name in self.heads]
+        for (p, aleatoric), classes in zip(self.each_head(data.x, pairs), self.heads.values(), strict=True):
             entropy = torch.special.entr(p).sum(2)
             most = math.log(max(2, len(classes)))
             scores["entropy"].append(-entropy / most)
@@ -329,13 +329,13 @@ class Session:
         if every is not None:
             sizes = [len(groups) for groups in self.groups.values()]
             scores["likelihood"] = [part.logsumexp(2) for part in every.split(sizes, 2)]
-        found = {}
+        accuracies = {}
         for how, each in scores.items():
             best = torch.stack(each).argmax(0, keepdim=True)
             accuracy = double(torch.stack(right).gather(0, best).squeeze(0)).mean(1)
             unknown = torch.stack(each).isnan().any(2).any(0)
-            found[how] = torch.where(unknown, torch.nan, accuracy).cpu()
-        return found
+            accuracies[how] = torch.where(unknown, torch.nan, accuracy).cpu()
+        return accuracies
 
     def each_head(self, x: Tensor, asked: Sequence[tuple[str, int | None]]) -> list[tuple[Tensor, Tensor]]:
         """For each of these heads, with the weights of the task beside it: the probabilities [R, N, classes], and the
@@ -359,15 +359,15 @@ class Session:
     def _mixture(self, group: Tensor, name: str, each: Sequence[Tensor]) -> Tensor:
         """`mixed`, with the probabilities of the groups."""
         place = {label: i for i, label in enumerate(self.heads[name])}
-        found = each[0].new_zeros(*each[0].shape[:2], len(place))
+        mixture = each[0].new_zeros(*each[0].shape[:2], len(place))
         owners = {d: self.owners(name, d) for d in {one.domain for one in self.groups[name]}}
         for g, (p, one) in enumerate(zip(each, self.groups[name], strict=True)):
             mine = [(place[label], position) for label, (i, position) in owners[one.domain].items() if i == g]
             into, own = torch.tensor(mine, dtype=torch.long, device=p.device).view(-1, 2).T
             p = p[:, :, own]
             p = group[:, :, g : g + 1] * p / p.sum(2, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
-            found.index_add_(2, into, p)
-        return found
+            mixture.index_add_(2, into, p)
+        return mixture
 
     def mixed_with_entropy(self, x: Tensor, name: str, each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """`mixed`, and the mean entropy of single draws of the weights: that of the groups, and of the classes within

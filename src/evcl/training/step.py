@@ -74,14 +74,14 @@ class Bound:
             self.bound = self.network.weights.mean
         self.network.weights.noise = noise
         with torch.enable_grad():
-            found = compute(self.network)
-            total = torch.stack(found).sum()
+            losses = compute(self.network)
+            total = torch.stack(losses).sum()
             if total.requires_grad:
                 total.backward()
         self.network.collect_gradients()
         if self.task_fit is not None:
             self.task_fit.rows.collect()
-        return [one.detach() for one in found]
+        return [one.detach() for one in losses]
 
 
 class ByAutograd:
@@ -109,13 +109,13 @@ class ByAutograd:
                 loss.prepare(network, batch)
             with network.using(self.pool.task(rows)):
                 features = batch.through(network).unflatten(0, rows.shape)
-            shown = batch._replace(features=features)
-            return [*(loss(network, shown) for loss in self.losses), self.pool.nll(network, rows, shown)]
+            complete = batch._replace(features=features)
+            return [*(loss(network, complete) for loss in self.losses), self.pool.nll(network, rows, complete)]
 
-        found = self.bound.backward(noise, compute)
-        for value, one in zip(self.values, found, strict=False):
+        losses = self.bound.backward(noise, compute)
+        for value, one in zip(self.values, losses, strict=False):
             value.copy_(one)
-        return found[-1] if nll is None else nll
+        return losses[-1] if nll is None else nll
 
 
 class Apart:
@@ -293,30 +293,30 @@ class Step:
         """A chain's pass. It includes distillation, and a loss on the logits of point weights."""
         network, values, grads, pool = bound.network, bound.values, bound.grads, self.pool
         kernels = gpu_kernels() if self.by_kernels else None
-        lessons = None
+        distilled = None
         if network.task_weights is None:  # with FiLM, each head is distilled through a trunk of its own
             most = None if kernels is None else kernels.MOST_CLASSES
-            lessons = find_lessons(losses, pool, network.classes, values[0], most)
-        if lessons is not None:
-            self._losses = [(term_name(losses[0]), lessons.value)]
-        heads = pool.heads if lessons is None else all_heads(pool, losses)
+            distilled = find_lessons(losses, pool, network.classes, values[0], most)
+        if distilled is not None:
+            self._losses = [(term_name(losses[0]), distilled.value)]
+        heads = pool.heads if distilled is None else all_heads(pool, losses)
         places = find_places(chain, bound.layout, heads)
         if kernels is not None:
             used = values if self._rounded is None else self._rounded
-            fused: Source = kernels.Chain(places, used, grads, pool, lessons)
+            fused: Source = kernels.Chain(places, used, grads, pool, distilled)
             return fused
         on_logits = None
         if len(losses) == 1 and isinstance(loss := losses[0], LogitLoss) and len(values) == 1:
-            found = values.new_zeros(values.shape[1])
-            self._losses = [(term_name(loss), found)]
+            loss_values = values.new_zeros(values.shape[1])
+            self._losses = [(term_name(loss), loss_values)]
 
             def on_logits(z: Tensor, places: Tensor) -> Tensor:
                 value, gradient = loss.of_logits(z, pool.numbers(places))
-                found.copy_(value)
+                loss_values.copy_(value)
                 return gradient
 
         film = bound.film_of(chain, pool.tasks[0])
-        return Chain(places, values, grads, pool, network.weights.compute_dtype, lessons, film, on_logits)
+        return Chain(places, values, grads, pool, network.weights.compute_dtype, distilled, film, on_logits)
 
     def _at(self, chain: LayerNames | None, losses: Sequence[Loss]) -> Callable[[Tensor, Tensor], Source]:
         """What a rule that computes its own gradient is given: see `Estimating.source`."""
@@ -402,12 +402,12 @@ class Step:
         """[R] each, by name: the current values of the method's terms, and its losses at the last step. Their sum and
         the mean NLL make up the objective.
         """
-        found: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
         parts = [(term_name(term), term.loss(self.q)) for term in self.terms]
         parts += [(name, value.clone()) for name, value in self._losses]
         for name, value in parts:
-            found[name] = found[name] + value if name in found else value
-        return found
+            losses[name] = losses[name] + value if name in losses else value
+        return losses
 
     def buffers(self) -> list[Tensor]:
         """Every tensor that a step changes, and those in `beside`."""

@@ -30,10 +30,10 @@ class StreamResult:
     probabilities: list[Tensor]  # per task: [R, N, classes]
     labels: list[Tensor]  # per task: [U, N] (see TaskData), class indices
     inferred: dict[str, Tensor] = field(default_factory=dict)  # [R] each: mean accuracy if tasks are inferred, by how
-    samples: Tensor | None = None  # [R, after task, of task, SHOWN, ...], uint8: 0 to 255 is 0 to 1
+    samples: Tensor | None = None  # [R, after task, of task, KEPT_SAMPLES, ...], uint8: 0 to 255 is 0 to 1
 
 
-SHOWN = 3  # samples of each task that are kept of a generative model, after each round
+KEPT_SAMPLES = 3  # samples of each task that are kept of a generative model, after each round
 OnTask = Callable[[int, Tensor], None]
 MakeObserver = Callable[[int, str], Observer]  # (the last task of a round, the names of its tasks) -> its observer
 
@@ -106,7 +106,7 @@ class Evaluation:
         self.samples: Tensor | None = None
         if run.likelihood.draws:
             shape = tasks[0][0].train.inputs.shape[1:]
-            self.samples = torch.zeros(len(run.seeds), count, count, SHOWN, *shape, dtype=torch.uint8)
+            self.samples = torch.zeros(len(run.seeds), count, count, KEPT_SAMPLES, *shape, dtype=torch.uint8)
         self.probabilities: list[Tensor] = []
         self.labels: list[Tensor] = []
         self.inferred: dict[str, list[Tensor]] = {}
@@ -129,19 +129,19 @@ class Evaluation:
             self.probabilities.append(p)
             self.labels.append(data.y)
             if len(session.heads) > 1 and (run.method.bayesian or run.method.log_joint is not None):
-                for how, found in session.infer(data, self.held_out.labels(k)).items():
-                    self.inferred.setdefault(how, []).append(found)
+                for how, accuracy in session.infer(data, self.held_out.labels(k)).items():
+                    self.inferred.setdefault(how, []).append(accuracy)
 
     def end(self, last: int) -> None:
         """The round that ended with task `last` is measured."""
         self.accuracy[self.run.diverged.cpu(), last] = torch.nan
         for k in range(0 if self.samples is None else last + 1):
             assert self.samples is not None
-            found = (255 * self.run.sample(k, SHOWN).clamp(0, 1)).round().cpu()
-            self.samples[:, last, k] = found.view_as(self.samples[:, last, k])
+            samples = (255 * self.run.sample(k, KEPT_SAMPLES).clamp(0, 1)).round().cpu()
+            self.samples[:, last, k] = samples.view_as(self.samples[:, last, k])
 
     def result(self) -> StreamResult:
-        means = {how: torch.stack(found).mean(0) for how, found in self.inferred.items()}
+        means = {how: torch.stack(accuracies).mean(0) for how, accuracies in self.inferred.items()}
         return StreamResult(self.accuracy, self.probabilities, self.labels, means, self.samples)
 
 

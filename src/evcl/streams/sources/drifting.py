@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 
-KINDS = ("none", "sudden", "gradual", "recurring")
+DRIFT_KINDS = ("none", "sudden", "gradual", "recurring")
 
 
 class Phase(NamedTuple):
@@ -72,8 +72,8 @@ def drift(kind: str, rows: int, concepts: int, width: int | None = None) -> Drif
     none: the first concept. sudden: each concept once. gradual: the same, over `width` rows (half of the distance).
     recurring: the first two concepts in turn, four times.
     """
-    if kind not in KINDS:
-        raise EvclError(f"drift must be one of {', '.join(KINDS)}, not {kind!r}")
+    if kind not in DRIFT_KINDS:
+        raise EvclError(f"drift must be one of {', '.join(DRIFT_KINDS)}, not {kind!r}")
     if kind == "none":
         return Drift()
     order = (0, 1) * 4 if kind == "recurring" else tuple(range(concepts))

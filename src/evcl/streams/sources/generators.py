@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from evcl._core.errors import EvclError, unknown
 from evcl._core.randomness import Purpose, generator
 from evcl.streams.sources.drifting import Drift, Phase, drift
-from evcl.streams.sources.source import BLOCK, Rows, Source
+from evcl.streams.sources.source import ROWS_AT_ONCE, Rows, Source
 
 
 class Rule(Protocol):
@@ -223,8 +223,8 @@ class LED:
         concept = phase.drawn(source)
         digit = _integers(source, 0, 9, len(concept))
         wrong = torch.rand(len(digit), 7, generator=source) < self.noise
-        shown = SEGMENTS[digit] ^ wrong
-        x = torch.cat([shown, torch.randint(0, 2, (len(digit), 17), generator=source).bool()], 1)
+        segments = SEGMENTS[digit] ^ wrong
+        x = torch.cat([segments, torch.randint(0, 2, (len(digit), 17), generator=source).bool()], 1)
         places = torch.stack([_places(seed, k) for k in range(int(concept.max()) + 1)])
         return x.gather(1, places[concept]), digit
 
@@ -295,7 +295,7 @@ RULES: dict[str, Rule] = {
 def generated(
     rule: str | Rule, how: str | Drift = "none", rows: int = 100_000, name: str | None = None, summary: str = ""
 ) -> Source:
-    """A generated stream with a drift: one of `drift.KINDS`, or a Drift of your own.
+    """A generated stream with a drift: one of `drifting.DRIFT_KINDS`, or a Drift of your own.
 
     Every block of rows has its own generator, so that reading can begin anywhere.
     """
@@ -309,14 +309,14 @@ def generated(
 
     @lru_cache(maxsize=2)
     def block(number: int, seed: int) -> tuple[Tensor, Tensor]:
-        phase = change.phase(torch.arange(number * BLOCK, (number + 1) * BLOCK))
+        phase = change.phase(torch.arange(number * ROWS_AT_ONCE, (number + 1) * ROWS_AT_ONCE))
         x, y = maker.rows(phase, seed, generator(seed, Purpose.STREAM.of(label), number))
         return x.float(), y
 
     def part(start: int, stop: int, seed: int) -> Rows:
-        first = start // BLOCK
-        blocks = [block(number, seed) for number in range(first, -(-stop // BLOCK))]
-        rows = slice(start - first * BLOCK, stop - first * BLOCK)
+        first = start // ROWS_AT_ONCE
+        blocks = [block(number, seed) for number in range(first, -(-stop // ROWS_AT_ONCE))]
+        rows = slice(start - first * ROWS_AT_ONCE, stop - first * ROWS_AT_ONCE)
         return Rows(torch.cat([x for x, _ in blocks])[rows], torch.cat([y for _, y in blocks])[rows], maker.names)
 
     title = name or f"{label}-{change.kind}"

@@ -28,9 +28,9 @@ from evcl.streams.arrays import Values
 from evcl.streams.sources.source import Rows, Source
 
 ABOUT = tomllib.loads(Path(__file__).with_name("real.toml").read_text("utf-8"))
-LATE = 15  # minutes
+LATE_MINUTES = 15
 BUCKETS = 128  # of words
-DELIVERED = re.compile(r"^(?:From \S+|Delivery-Date:) +\w{3} +(\w{3}) +(\d+) ([\d:]{8}) (\d{4})", re.MULTILINE)
+DELIVERY_DATE = re.compile(r"^(?:From \S+|Delivery-Date:) +\w{3} +(\w{3}) +(\d+) ([\d:]{8}) (\d{4})", re.MULTILINE)
 WORD = re.compile(r"[a-z]{3,20}|[$!%]")
 
 
@@ -57,12 +57,12 @@ def real(name: str, rows: int | None = None) -> Source:
     names = (*plain, *(f"{column}={value}" for column, values in codes.items() for value in values))
 
     def part(start: int, stop: int, seed: int) -> Rows:
-        found, own = table(), slice(start, stop)
-        parts = [found.columns[one][own, None].astype(np.float32) for one in plain]
-        parts += [np.eye(len(codes[one]), dtype=np.float32)[found.columns[one][own]] for one in codes]
+        data, own = table(), slice(start, stop)
+        parts = [data.columns[one][own, None].astype(np.float32) for one in plain]
+        parts += [np.eye(len(codes[one]), dtype=np.float32)[data.columns[one][own]] for one in codes]
         x = torch.from_numpy(np.concatenate(parts, 1))
-        y = torch.from_numpy(found.labels[own].astype(np.int64))
-        return Rows(x, y, names, None if found.when is None else found.when[own])
+        y = torch.from_numpy(data.labels[own].astype(np.int64))
+        return Rows(x, y, names, None if data.when is None else data.when[own])
 
     classes = tuple(about["classes"])
     return Source(name, BENCHMARK_SUMMARIES[name], rows or about["rows"], names, classes, "real", False, part)
@@ -88,13 +88,13 @@ def census() -> Table:
     with extra("tables", "the census needs pyarrow"):
         import pyarrow.parquet as pq
 
-    found = {name: pq.read_table(io.BytesIO(content.tobytes())) for name, content in load_arrays("census").items()}
+    tables = {name: pq.read_table(io.BytesIO(content.tobytes())) for name, content in load_arrays("census").items()}
 
     def whole(column: str) -> Values:
-        parts = [found[name][column].to_numpy(zero_copy_only=False) for name in ("reference", "analysis")]
+        parts = [tables[name][column].to_numpy(zero_copy_only=False) for name in ("reference", "analysis")]
         return np.concatenate(parts).astype(np.int16)
 
-    labels = [found["reference"]["employed"].to_numpy(), found["analysis_target"]["employed"].to_numpy()]
+    labels = [tables["reference"]["employed"].to_numpy(), tables["analysis_target"]["employed"].to_numpy()]
     columns = {name: whole(name) - int(values[0]) for name, values in codes_of("census").items()}
     when = (whole("year") - 1970).astype("datetime64[Y]").astype("datetime64[s]")
     columns |= {name: whole(name) for name in ABOUT["census"]["columns"]}
@@ -130,7 +130,7 @@ def flights() -> Table:
         "origin": np.searchsorted(codes["origin"], raw["origin"].astype(str)),
     }
     small = {name: values[rows].astype(np.float32 if "sch" in name else np.int16) for name, values in columns.items()}
-    return Table(small, (raw["arr_delay"][rows] >= LATE).astype(np.int8), when[rows].astype("datetime64[s]"))
+    return Table(small, (raw["arr_delay"][rows] >= LATE_MINUTES).astype(np.int8), when[rows].astype("datetime64[s]"))
 
 
 def phishing() -> Table:
@@ -180,10 +180,10 @@ def mails() -> Table:
 
 def delivered(mail: str) -> np.datetime64 | None:
     """When a mail was delivered, from its headers; None if they do not say."""
-    found = DELIVERED.search(mail.partition("\n\n")[0])
-    if found is None or found[1] not in MONTH_NAMES:
+    match = DELIVERY_DATE.search(mail.partition("\n\n")[0])
+    if match is None or match[1] not in MONTH_NAMES:
         return None
-    return np.datetime64(f"{found[4]}-{MONTH_NAMES.index(found[1]) + 1:02d}-{int(found[2]):02d}T{found[3]}", "s")
+    return np.datetime64(f"{match[4]}-{MONTH_NAMES.index(match[1]) + 1:02d}-{int(match[2]):02d}T{match[3]}", "s")
 
 
 def counted(text: str) -> NDArray[np.uint8]:

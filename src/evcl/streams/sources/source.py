@@ -12,7 +12,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.registry import Registry
 
-BLOCK = 1024  # rows that are made at once
+ROWS_AT_ONCE = 1024  # rows that are made at once
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Source:
     part: Callable[[int, int, int], Rows]
     changes: tuple[int, ...] = ()
 
-    def read(self, size: int = BLOCK, seed: int = 0, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+    def read(self, size: int = ROWS_AT_ONCE, seed: int = 0, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
         """The rows from `start` to before `stop`, `size` at a time; the last piece may be shorter."""
         end = self.rows if stop is None else min(stop, self.rows)
         if size < 1 or start < 0:
             raise EvclError(f"a stream is read from row 0 on, 1 or more rows at a time, not from {start}, {size}")
-        step = size * max(1, BLOCK // size)
+        step = size * max(1, ROWS_AT_ONCE // size)
         for first in range(start, end, step):
             block = self.part(first, min(first + step, end), seed)
             for begin in range(0, len(block), size):
