@@ -127,7 +127,7 @@ def digits() -> Digits:
 @contextmanager
 def training(learner: evcl.Learner) -> Iterator[None]:
     """The network as in a step of the last task; statistics that a batch norm measures meanwhile are discarded."""
-    network = learner.parts.run.network
+    network = learner.state.run.network
     before = network.statistics()
     network.set_statistics({name: value.clone() for name, value in before.items()})
     network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
@@ -142,7 +142,7 @@ def training(learner: evcl.Learner) -> Iterator[None]:
 
 def passes(learner: evcl.Learner, data: Digits) -> Iterator[Tensor]:
     """Log-probabilities [N, classes] of passes over the training data with training noise, each in its own order."""
-    network = learner.parts.run.network
+    network = learner.state.run.network
     with training(learner):
         for number in range(PASSES):
             order = torch.randperm(ROWS, generator=generator(learner.seed, "order of the law", number))
@@ -169,7 +169,7 @@ def measure(make: Callable[[], nn.Module], seed: int, epochs: int, settings: dic
     learner = evcl.EVCL(make(), seed=seed, init="draw", epochs=epochs, **settings)
     learner.learn((data.x, data.y), "digits")
     trained = torch.stack(list(passes(learner, data)))
-    run = learner.parts.run
+    run = learner.state.run
     default = run.settings
     run.settings = Settings({**default, "predict_samples": DRAWS})
     draws = list(run.draws([0]))

@@ -43,7 +43,7 @@ def quietly(make: Callable[[], Any], seed: int = 0) -> Any:
 
 def state(one: evcl.Learner | Run) -> dict[str, torch.Tensor]:
     """Copies of all tensors that a learner or a run consists of."""
-    run = one.parts.run if isinstance(one, evcl.Learner) else one
+    run = one.state.run if isinstance(one, evcl.Learner) else one
     return {name: tensor.clone() for name, tensor in run.tensors().items()}
 
 

@@ -105,10 +105,10 @@ def test_kept_draws_follow_the_posterior():
     learner = small(init_std=0.1, epochs=1)
     learner.learn((x, y))
     before = learner.predict_proba(x)
-    learner.parts.run.network.posterior.mean.mul_(0.5)
+    learner.state.run.network.posterior.mean.mul_(0.5)
     assert not np.allclose(learner.predict_proba(x), before)
     learner.learn((x, 1 - y), head="0")
-    run = learner.parts.run
+    run = learner.state.run
     fresh = predict.weight_draws(run.network, run.network.posterior, run.seeds, run.settings.predict_samples, [0])
     assert all(torch.equal(a, b) for a, b in zip(run.draws([0]), fresh, strict=True))
 
@@ -159,7 +159,7 @@ def test_more_draws_average_more_weights():
         learner = small(init_std=0.3, predict_samples=draws)
         learner.learn((x, y), epochs=1)
         found.append(learner.predict_proba(x))
-        assert len(list(learner.parts.run.draws([0]))) == draws
+        assert len(list(learner.state.run.draws([0]))) == draws
     assert not np.allclose(found[0], found[1])
 
 
@@ -336,7 +336,7 @@ def test_a_coreset_is_kept_saved_and_predicts(tmp_path):
     learner.learn(first, task="first")
     learner.learn(second, task="second")
     p = learner.predict_proba(first[0], "first")
-    run = learner.parts.run
+    run = learner.state.run
     with run.predicting_from(run.network.posterior):  # and not from the copy that was tuned
         assert not np.allclose(learner.predict_proba(first[0], "first"), p, atol=1e-3)
     assert np.array_equal(learner.predict_proba(first[0], "first"), p)
@@ -579,7 +579,7 @@ def test_a_posterior_that_is_lost_in_the_last_step_is_not_kept():
     assert learner.tasks == ()
     stiff = small(strength=1e12, epochs=1)
     stiff.learn((X, Y))
-    stiff.parts.run.memory.importance.add_(1e30)
+    stiff.state.run.memory.importance.add_(1e30)
     with pytest.raises(evcl.EvclError, match="task '1': the penalty is infinite"):
         stiff.learn((X, Y))
 
@@ -628,9 +628,9 @@ def test_kept_rows_can_be_dropped_again(method):
     y = (x[:, 0] > 0).long()
     learner.learn((x, y), "a")
     learner.keep(10).learn((x, y), "b", head="a")
-    assert learner.parts.run.kept_examples()
+    assert learner.state.run.kept_examples()
     learner.keep(0).learn((x, y), "c", head="a")
-    assert not learner.parts.run.kept_examples()
+    assert not learner.state.run.kept_examples()
 
 
 def own_trunk(value):
@@ -650,7 +650,7 @@ def test_examples_can_be_kept_at_any_time_if_the_prior_is_a_network(make, tmp_pa
     learner = evcl.Learner(make(), "evcl", **options)
     learner.learn(tasks[0])
     learner.save(tmp_path / "model")
-    own = isinstance(learner.parts.plain, evcl.nn.MLP)
+    own = isinstance(learner.state.plain, evcl.nn.MLP)
     loaded = evcl.load(tmp_path / "model", network=None if own else own_trunk(0.7))
     for each in (learner, loaded):
         each.learn(tasks[1])

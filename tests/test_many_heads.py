@@ -40,7 +40,7 @@ def test_heads_are_inferred_in_one_pass_a_draw(draws):
     for _ in range(30):
         learner.learn(x, x[:, 0] > 0)
     passes = []
-    learner.parts.run.network.trunk.register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
+    learner.state.run.network.trunk.register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
     found = learner.predictions(x, task="infer")
     assert passes.count(200) == draws
     assert len(passes) <= draws + 1  # one example, to see whether the network takes it
@@ -67,7 +67,7 @@ def test_of_many_heads_some_are_distilled():
     learner = evcl.Learner(evcl.nn.mlp(2, [3]), "lwf", epochs=1)
     x, y = np.zeros((4, 2), np.float32), np.arange(4) % 2
     learner.learn(x, y)
-    network, data = learner.parts.run.network, TaskData(torch.zeros(1, 4, 2), torch.zeros(1, 4, dtype=torch.long), 0)
+    network, data = learner.state.run.network, TaskData(torch.zeros(1, 4, 2), torch.zeros(1, 4, dtype=torch.long), 0)
 
     def asked(heads, number=7, seeds=(0,)):
         posterior = network.posterior

@@ -21,8 +21,8 @@ def clouds(seed=0, n=90, at=0.0):
 def by_hand(learner, x):
     """Each draw's probabilities [draws, N, classes], written out for a network of one hidden layer and one head."""
     found = []
-    for weights in learner.parts.run.draws([0]):
-        w = [view[0] for view in learner.parts.run.network.layout.views(weights).values()]
+    for weights in learner.state.run.draws([0]):
+        w = [view[0] for view in learner.state.run.network.layout.views(weights).values()]
         hidden = linear(torch.tensor(x), w[0], w[1]).relu()
         found.append(linear(hidden, w[2], w[3]).softmax(1).numpy())
     return np.stack(found)

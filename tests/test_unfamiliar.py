@@ -172,8 +172,8 @@ def test_an_earlier_task_stays_familiar():
     assert np.median(before) > 4
     assert np.median(old) < 1.6
     assert np.median(new) < 1.6
-    assert learner.parts.session.density.about[0] == 400
-    assert learner.parts.session.density.rows.shape == (10, 10)
+    assert learner.state.session.density.about[0] == 400
+    assert learner.state.session.density.rows.shape == (10, 10)
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -183,18 +183,18 @@ def test_saved_and_loaded_bit_for_bit(tmp_path):
     learner, (x, _) = learned(), rows(50, seed=1)
     learner.save(tmp_path / "m")
     again = package.load(tmp_path / "m")
-    assert_same(learner.parts.session.density, again.parts.session.density)
+    assert_same(learner.state.session.density, again.state.session.density)
     assert (again.predictions(x).unfamiliar == learner.predictions(x).unfamiliar).all()
     for one in (learner, again):
         one.learn(rows(80, seed=2), "second", head="first")
-    assert_same(learner.parts.session.density, again.parts.session.density)
+    assert_same(learner.state.session.density, again.state.session.density)
     assert not any(t.shape[0] == 200 for t in load_file(tmp_path / "m").values() if t.dim())  # no rows
 
 
 def test_a_model_of_an_earlier_release_says_nothing(evcl):
     kept = HERE / "tables" / "kept"
     learner = package.load(kept / "model-1.safetensors")
-    x = np.zeros((3, learner.parts.plain.inputs))
+    x = np.zeros((3, learner.state.plain.inputs))
     assert learner.predictions(x, 0).unfamiliar is None
     learner.learn((np.random.default_rng(0).normal(size=(20, x.shape[1])), np.arange(20) % 2), "more")
     assert learner.predictions(x, "more").unfamiliar is None  # of what came before nothing is known
@@ -239,10 +239,10 @@ class Fails(package.Callback):
 
 def test_a_round_that_fails_leaves_it_as_it_was():
     learner, (x, _) = learned(), rows(50, seed=1)
-    before, said = learner.parts.session.density, learner.predictions(x).unfamiliar
+    before, said = learner.state.session.density, learner.predictions(x).unfamiliar
     with pytest.raises(RuntimeError, match="at the very end"):
         learner.learn(rows(200, at=9.0), "second", head="first", callbacks=[Fails()])
-    assert learner.parts.session.density is before
+    assert learner.state.session.density is before
     assert (learner.predictions(x).unfamiliar == said).all()
     fresh = package.EVCL(package.nn.mlp(10, [4]), epochs=1)
     with pytest.raises(RuntimeError, match="at the very end"):
@@ -261,13 +261,13 @@ def test_a_resumed_task_ends_with_the_same(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         other.learn(rows(60), "first", callbacks=[Stop()], checkpoint=tmp_path / "c")
     other.learn(rows(60), "first", checkpoint=tmp_path / "c")
-    assert_same(one.parts.session.density, other.parts.session.density)
+    assert_same(one.state.session.density, other.state.session.density)
 
 
 def test_what_is_held_out_is_not_learned():
     learner = package.EVCL(package.nn.mlp(10, [4]), epochs=1)
     learner.learn(rows(100), "first", validation=0.2)
-    assert learner.parts.session.density.about[0] == 80
+    assert learner.state.session.density.about[0] == 80
 
 
 # --- inputs of any shape -------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def fitted():
 def test_mean_and_precision_are_those_of_laplace_torch(fitted):
     prior = from_laplace(fitted)
     learner = evcl.VCL(fitted.model[:-1], prior=prior, init="network", epochs=1)
-    first = learner.parts.run.memory.prior
+    first = learner.state.run.memory.prior
     count = first.mean.shape[1]
     torch.testing.assert_close(first.mean[0], fitted.mean[:count])
     torch.testing.assert_close((-2 * first.log_std[0]).exp(), fitted.posterior_precision[:count])

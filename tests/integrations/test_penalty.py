@@ -113,7 +113,7 @@ def test_the_fisher_is_that_of_a_learner_with_the_same_weights():
     penalty = Penalty(module, "ewc")
     with penalty.task(tuple(TASKS[0].train)):
         pass
-    theirs, ours = learner.parts.run.memory.importance, penalty.memory.importance
+    theirs, ours = learner.state.run.memory.importance, penalty.memory.importance
     torch.testing.assert_close(ours.sum(), theirs.sum(), rtol=2e-3, atol=0)  # of another sample of the rows
 
 

@@ -43,7 +43,7 @@ def test_it_says_what_when_and_how_sure(tmp_path):
     assert 0 <= first["now"] <= 1
     assert (card["method"], card["seed"], card["settings"]["lr"]) == ("evcl", 0, 0.02)
     assert card["versions"]["evcl"] == __version__
-    assert card["weights"] == learner.parts.run.network.posterior.mean.shape[1]
+    assert card["weights"] == learner.state.run.network.posterior.mean.shape[1]
     learner.save(tmp_path / "model.safetensors")
     assert load(tmp_path / "model.safetensors").card() == card
     for task in card["tasks"]:

@@ -130,7 +130,7 @@ def test_groups_of_classes_films_and_any_number_of_rows(kind, film, tmp_path):
     learner = evcl.EVCL(evcl.nn.mlp(5, [8]), film=film, **SMALL)
     learner.learn((x, y), "first")
     learner.learn((x + 3, y + 2), "second", **({} if film else {"head": "first"}))
-    assert len(learner.parts.session.groups["first"]) == 1 + (not film)
+    assert len(learner.state.session.groups["first"]) == 1 + (not film)
     for task in ("first", "second"):
         run = opened(exported(learner, tmp_path / f"model.{kind}", task=task))
         for some in (x[:1], x, torch.cat([x, x + 3])):

@@ -50,18 +50,18 @@ def test_intervals_contain_the_truth_and_the_targets_seen_far_away() -> None:
 
 def test_the_variance_is_that_of_its_formula() -> None:
     learner = wave()
-    seen, scale = learner.parts.session.density, learner.parts.session.scales["a"]
+    seen, scale = learner.state.session.density, learner.state.session.scales["a"]
     assert seen is not None
     far, edge = np.array([[5.0]], dtype="float32"), np.array([[float(seen.high[0])]], dtype="float32")
     before = learner.predictions(far)
     e = (5 - float(seen.high[0])) / float(seen.variance[0]) ** 0.5
     change = float(before.mean[0] - learner.predictions(edge).mean[0])
     everywhere = torch.full_like(seen.mean, torch.inf)
-    learner.parts.session.density = replace(
+    learner.state.session.density = replace(
         seen, low=-everywhere, high=everywhere
     )  # as of a file of an earlier release
     plain = learner.predictions(far)
-    learner.parts.session.density = seen
+    learner.state.session.density = seen
     assert before.mean == plain.mean
     assert before.aleatoric == plain.aleatoric
     wanted = plain.epistemic[0] ** 2 + change**2 + (e * float(scale.std[0])) ** 2
@@ -70,7 +70,7 @@ def test_the_variance_is_that_of_its_formula() -> None:
 
 def test_nothing_changes_within_the_range_and_little_near_it() -> None:
     learner, x, y = table("gaussian")
-    seen = learner.parts.session.density
+    seen = learner.state.session.density
     assert seen is not None
     inside = (seen.within(torch.from_numpy(x))[1] == 0).numpy()
     assert 0.8 < inside.mean() < 1
@@ -78,9 +78,9 @@ def test_nothing_changes_within_the_range_and_little_near_it() -> None:
     shifted = x.copy()
     shifted[:, 1] += 2  # deviations
     moved = learner.predictions(shifted)
-    learner.parts.session.density = None
+    learner.state.session.density = None
     plain = learner.predictions(x)
-    learner.parts.session.density = seen
+    learner.state.session.density = seen
     assert (now.std[inside] == plain.std[inside]).all()
     assert (now.mean == plain.mean).all()
     assert (now.std[~inside] > plain.std[~inside]).all()

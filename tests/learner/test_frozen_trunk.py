@@ -77,7 +77,7 @@ def made(kind, method="evcl", **options):
 
 
 def mean(learner):
-    return learner.parts.run.network.posterior.mean
+    return learner.state.run.network.posterior.mean
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,7 +121,7 @@ def test_the_results_are_those_of_a_trunk_computed_each_time(kind, method, witho
         return learner
 
     found = learned()
-    kept = found.parts.run.kept_examples()
+    kept = found.state.run.kept_examples()
     assert all(task.x.shape[2:] == X.shape[1:] for task in kept)  # kept rows are inputs, as files have them
     without()
     wanted = learned()

@@ -57,7 +57,7 @@ def test_a_model_learns_two_tasks_as_it_is(kind, tmp_path):
     loaded = evcl.load(tmp_path / "model.safetensors", model(kind))
     assert torch.equal(loaded.predict_proba(batch, task="first"), p)
     names = {name for name, _ in network.named_parameters()}
-    assert set(learner.parts.run.network.trunk_names) <= names
+    assert set(learner.state.run.network.trunk_names) <= names
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
     assert learner.mean_network("first")(**inputs).shape == (40, 2)
 
@@ -69,7 +69,7 @@ def test_a_classifier_is_used_without_its_last_layer_unless_an_output_is_chosen(
     for learner in (features, logits):
         learner.learn(batch)
     assert features.mean_network()[1].in_features == 16
-    assert "classifier.weight" not in features.parts.run.network.trunk_names
+    assert "classifier.weight" not in features.state.run.network.trunk_names
     assert logits.mean_network()[1].in_features == 3
     assert network.classifier.out_features == 3
 
@@ -95,4 +95,4 @@ def test_a_data_set_of_rows():
     whole, learner = learner_of(model(), epochs=1), learner_of(model(), epochs=1)
     learner.learn(datasets.Dataset.from_dict(about))
     whole.learn((rows, y))
-    torch.testing.assert_close(learner.parts.run.network.posterior.mean, whole.parts.run.network.posterior.mean)
+    torch.testing.assert_close(learner.state.run.network.posterior.mean, whole.state.run.network.posterior.mean)

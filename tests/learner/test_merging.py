@@ -123,7 +123,7 @@ def test_sites_of_other_classes_make_one_model_of_all(method):
     assert right[0] >= max(right) - 0.01
     at_once = after(base, 4, (0, 1, 2))
     assert right[0] >= at_once.measure((x, y), 0).accuracy - 0.03
-    certain = [float(one.parts.run.network.posterior.log_std.mean()) for one in (base, *sites, merged)]
+    certain = [float(one.state.run.network.posterior.log_std.mean()) for one in (base, *sites, merged)]
     assert certain[-1] < min(certain[1:-1]) < certain[0]  # it has learned from more rows than any other
 
 
@@ -242,7 +242,7 @@ def test_a_memory_of_one_s_own_merges_as_its_fields_declare():
     base = started(method=own_method(Counted))
     sites = [after(base, 1, (0, 1)), after(base, 2, (1, 2))]
     merged = evcl.merge(base, sites)
-    memory, parts = merged.parts.run.memory, [one.parts.run.memory for one in (base, *sites)]
+    memory, parts = merged.state.run.memory, [one.state.run.memory for one in (base, *sites)]
     assert torch.equal(memory.steps, torch.full_like(memory.steps, 3))  # once at the base, once at each site
     assert torch.equal(memory.largest, torch.stack([one.largest for one in parts]).amax(0))
     assert float(memory.rows[0]) == 60 + 2 * 150

@@ -59,7 +59,7 @@ def test_a_task_on_another_scale_does_not_distort_what_was_learned() -> None:
     learner = learned()
     x, _ = rows(50, seed=2)
     before = learner.predictions(x)
-    session, run = learner.parts.session, learner.parts.run
+    session, run = learner.state.session, learner.state.run
     old = session.scales["a"]
     new = old._replace(mean=old.mean + 1234.5, std=old.std * 77)
     rescale(run, 0, old, new)
@@ -93,7 +93,7 @@ def test_intervals_follow_targets_that_drift() -> None:
 
 def test_the_noise_is_carried_by_bayes_rule() -> None:
     learner = learned()
-    head = learner.parts.run.network.number_head(0)
+    head = learner.state.run.network.number_head(0)
     noise, count = head.earlier[0, 0].item(), head.earlier[0, 1].item()
     assert count == 400
     assert noise == pytest.approx(float(head.beside.exp()))
@@ -248,7 +248,7 @@ def test_a_mistyped_target_does_not_ruin_a_model() -> None:
     found = learner.measure(rows(1000, seed=6))
     assert found.rmse < 7  # the noise is 5
     assert 0.9 <= found.coverage <= 0.99
-    assert float(learner.parts.session.scales["a"].std) < 30
+    assert float(learner.state.session.scales["a"].std) < 30
 
 
 def test_ordinary_targets_are_never_far_outside() -> None:

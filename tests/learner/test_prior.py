@@ -23,13 +23,13 @@ def prior(std=0.2, shift=0.0):
 
 
 def flat(learner):
-    return learner.parts.run.network.posterior.mean.clone()
+    return learner.state.run.network.posterior.mean.clone()
 
 
 @pytest.mark.parametrize("make", [evcl.VCL, evcl.EVCL])
 def test_it_is_the_prior_of_the_first_task(make):
     learner = make(network(), prior=prior(shift=0.1), epochs=2)
-    first = learner.parts.run.memory.prior
+    first = learner.state.run.memory.prior
     count = 12 * 65
     torch.testing.assert_close(first.mean[0, :768].view(12, 64), network()[0].weight.detach() + 0.1)
     torch.testing.assert_close(first.log_std[0].exp(), torch.full((count,), 0.2))
@@ -70,7 +70,7 @@ def test_the_user_s_tensors_are_copied():
     given = prior()
     learner = evcl.VCL(network(), prior=given, epochs=1)
     given.means["0.weight"].zero_()
-    assert float(learner.parts.run.memory.prior.mean[:, :768].abs().max()) > 0
+    assert float(learner.state.run.memory.prior.mean[:, :768].abs().max()) > 0
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def loader(x=X, y=Y, batch=50, **options):
 
 
 def mean(learner):
-    return learner.parts.run.network.posterior.mean
+    return learner.state.run.network.posterior.mean
 
 
 @pytest.mark.parametrize("method", ["naive", "evcl", "vcl", "ewc", "si", "er", "agem", "lwf", "kfac-evcl", "vogn"])
@@ -52,7 +52,7 @@ def test_a_loader_that_does_not_fit_is_learned_in_parts(method):
     for _ in range(2):
         learner.learn(loader(shuffle=True), reread=80)
     assert learner.measure((X, Y), task=0).accuracy > 0.75
-    rows = learner.parts.run.memory
+    rows = learner.state.run.memory
     if method == "evcl":
         assert float(rows.rows[0]) == 300  # all examples count, not only those held at a time
 
@@ -100,7 +100,7 @@ def test_the_sample_is_uniform_and_has_every_class():
     learner = made("naive", epochs=1)
     learner.learn(loader(torch.arange(1000.0)[:, None].expand(-1, 6) / 1000, y), reread=200)
     assert learner.classes() == (0, 1)
-    density = learner.parts.session.density
+    density = learner.state.session.density
     assert abs(float(density.mean.mean()) - 0.5) < 0.08
 
 
@@ -199,7 +199,7 @@ def test_accumulate_is_saved_and_checked(tmp_path):
     learner = made(accumulate=3, epochs=1)
     learner.learn((X, Y))
     learner.save(tmp_path / "model.safetensors")
-    assert evcl.load(tmp_path / "model.safetensors", network()).parts.run.accumulate == 3
+    assert evcl.load(tmp_path / "model.safetensors", network()).state.run.accumulate == 3
     with pytest.raises(evcl.EvclError, match="accumulate must be a whole number of at least 1"):
         made(accumulate=0)
 

@@ -61,10 +61,10 @@ def test_class_statistics_are_those_of_copies():
     learners = [small("generative-classifier", dtype=torch.float64) for _ in range(2)]
     for learner in learners:
         learner.learn(X, Y, task="a")
-    before = learners[0].parts.run.memory.common["scatter"]
+    before = learners[0].state.run.memory.common["scatter"]
     learners[0].learn(X, Y, task="b", sample_weight=COPIES)
     learners[1].learn(X[ROWS], Y[ROWS], task="b")
-    a, b = (one.parts.run.memory for one in learners)
+    a, b = (one.state.run.memory for one in learners)
     scale = len(X) / len(ROWS)
     torch.testing.assert_close(a.classes[1][..., 1:], b.classes[1][..., 1:])
     torch.testing.assert_close(a.classes[1][..., 0], b.classes[1][..., 0] * scale)
@@ -163,7 +163,7 @@ def test_two_groups_of_classes_keep_the_weights_of_their_rows():
         learner.learn((X[y > 1], y[y > 1]), "b", "a")
         order = np.argsort(y > 1, kind="stable") if k else np.arange(60)
         learner.learn((X[order], y[order]), "c", "a", sample_weight=COPIES[order])
-    assert len(learners[0].parts.session.groups["a"]) == 2
+    assert len(learners[0].state.session.groups["a"]) == 2
     assert same(*learners)
 
 

@@ -140,7 +140,7 @@ def test_two_inputs_are_learned_as_the_same_network_learns_them_from_one(method)
     for k in range(2):
         whole.learn((torch.cat([U, V], 1) + k, Y))
         learner.learn(((U + k, V + k), Y))
-    ours, theirs = learner.parts.run.tensors(), whole.parts.run.tensors()
+    ours, theirs = learner.state.run.tensors(), whole.state.run.tensors()
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
@@ -171,7 +171,7 @@ def test_replicas_beside_each_other_learn_as_alone(method):
 def test_the_fisher_of_packed_inputs_is_that_of_single_examples():
     learner = two("ewc", dtype=torch.float64)
     learner.learn(((U, V), Y))
-    network, mean = learner.parts.run.network, learner.parts.run.network.posterior.mean
+    network, mean = learner.state.run.network, learner.state.run.network.posterior.mean
     x, _ = pack({"u": U, "v": V}, network.call.form, torch.float64)
     found = fisher(Sample(network, mean, network.layout, [0], x.unsqueeze(0), Y.unsqueeze(0)), "empirical")
     total = torch.zeros_like(found)
@@ -240,7 +240,7 @@ def test_the_column_of_labels_can_be_named():
     learner = two(epochs=2)
     with pytest.raises(evcl.EvclError, match=r"no column 'label' or 'labels' among u, v, topic: name the column"):
         learner.learn({"u": U, "v": V, "topic": Y})
-    assert learner.parts.run.network.call.form is None
+    assert learner.state.run.network.call.form is None
     learner.learn({"u": U, "v": V, "topic": ["a", "b"] * 20}, label="topic")
     assert learner.classes() == ("a", "b")
     named = {"u": U, "v": V, "topic": ["a", "b"] * 20}
@@ -258,7 +258,7 @@ def test_a_dict_with_one_input_is_that_input():
     x = normal(20, 4)
     learner = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=1)
     learner.learn({"pixel_values": x, "label": Y[:20]})
-    assert learner.parts.run.network.call.form is None
+    assert learner.state.run.network.call.form is None
     assert torch.equal(learner.predict_proba({"pixel_values": x}), learner.predict_proba(x))
 
 
@@ -296,7 +296,7 @@ def test_a_failed_first_task_decides_nothing():
     learner, array = two(epochs=1), evcl.EVCL(quietly(Whole), epochs=1)
     with refused("the network does not take 'u' [40, 3], 'v' [40, 5]"):
         learner.learn((V, U), Y)
-    assert learner.parts.run.network.call.form is None
+    assert learner.state.run.network.call.form is None
     learner.learn((U, V), Y)
     array.learn((torch.cat([U, V], 1), Y))
     with pytest.raises(evcl.EvclError):  # it takes one array
@@ -306,13 +306,13 @@ def test_a_failed_first_task_decides_nothing():
 def test_only_and_skip_and_files_use_the_networks_own_names(tmp_path):
     learner = two(epochs=2, only="c")
     learner.learn((U, V), Y)
-    assert learner.parts.run.network.trunk_names == ("c.weight", "c.bias")
+    assert learner.state.run.network.trunk_names == ("c.weight", "c.bias")
     plain = learner.mean_network()
     assert [name for name, _ in plain.named_parameters()][:2] == ["0.a.weight", "0.a.bias"]
     torch.testing.assert_close(plain(U, V), plain(v=V, u=U))
     learner.save(tmp_path / "model.safetensors")
     loaded = evcl.load(tmp_path / "model.safetensors", quietly(Two))
-    assert loaded.parts.run.network.call.form == learner.parts.run.network.call.form
+    assert loaded.state.run.network.call.form == learner.state.run.network.call.form
     assert torch.equal(loaded.predict_proba({"u": U, "v": V}), learner.predict_proba((U, V)))
 
 
@@ -419,7 +419,7 @@ def test_an_output_is_chosen(tmp_path, form, output):
     learner = evcl.EVCL(quietly(lambda: Outputs(form)), epochs=2, output=output)
     for one in (plain, learner):
         one.learn((X4, Y[:20]))
-    torch.testing.assert_close(learner.parts.run.network.posterior.mean, plain.parts.run.network.posterior.mean)
+    torch.testing.assert_close(learner.state.run.network.posterior.mean, plain.state.run.network.posterior.mean)
     torch.testing.assert_close(learner.mean_network()(X4), plain.mean_network()(X4))
     learner.save(tmp_path / "model.safetensors")
     network = quietly(lambda: Outputs(form))

@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import evcl
+from evcl import methods
 
 THREADS, CALLS = 4, 20
 
@@ -37,6 +39,20 @@ class Conv(nn.Module):
         return torch.relu(self.rest(self.last))
 
 
+class Keeping(nn.Module):
+    """A recurrent network that keeps what it computed, in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(2, 8, batch_first=True)
+
+    def forward(self, x):
+        y = self.lstm(x.view(-1, 3, 2))[0][:, -1]
+        if torch.is_grad_enabled():
+            self.computed = [y]
+        return y
+
+
 KINDS = {
     "mlp": lambda: evcl.EVCL(evcl.nn.mlp(6, [8]), epochs=3),
     "conv": lambda: evcl.EVCL(Conv(), skip="frozen", epochs=3),
@@ -44,6 +60,7 @@ KINDS = {
     "adapters": lambda: evcl.VCL(Conv(), adapters=evcl.nn.LoRA(rank=2, tasks="merged"), epochs=3),
     "columns": lambda: evcl.Learner(evcl.nn.mlp(6, [8]), "progressive", epochs=3),
     "generator": lambda: evcl.Learner(evcl.nn.mlp(6, [8]), "dgr", epochs=3),
+    "recurrent": lambda: evcl.EVCL(Keeping(), epochs=3),
     "numbers": lambda: evcl.EVCL(evcl.nn.mlp(6, [8]), likelihood="gaussian", epochs=3),
 }
 
@@ -172,3 +189,44 @@ def test_a_copy_of_a_learner_that_has_learned_nothing(copied):
     for learner in (one, other):
         learner.learn(rows(0), "task 0")
     assert same(said(one), said(other))
+
+
+class Tagged(evcl.VCL):
+    """A class of the user's own."""
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda learner: pickle.loads(pickle.dumps(learner))])  # noqa: S301
+def test_a_copy_has_the_attributes_of_the_users_class(copied):
+    learner = Tagged(evcl.nn.mlp(6, [8]), epochs=2)
+    learner.tags = ["january"]
+    learner.learn(rows(0), "task 0")
+    other = copied(learner)
+    other.learn(rows(1), "task 1")
+    assert (type(other), other.tags, learner.tasks) == (Tagged, ["january"], ("task 0",))
+    assert (other.tags is learner.tags) == (copied is copy.copy)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "poisson"])
+def test_a_method_of_the_users_own_learns_numbers(likelihood):
+    learner = evcl.Learner(
+        evcl.nn.mlp(6, [8]), replace(methods.get("vcl"), name="own"), likelihood=likelihood, epochs=2
+    )
+    x, y = rows(0)
+    learner.learn((x, y.astype(float)), task="task 0")
+    assert learner.tasks == ("task 0",)
+
+
+def test_settings_changed_in_a_round_that_fails_are_those_before_it():
+    learner = made("mlp")
+
+    class Failing(evcl.Callback):
+        def end_task(self, task, epochs):
+            learner.keep(7)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        learner.learn(rows(0), callbacks=[Failing()])
+    assert learner.settings.get("memory", 0) == 0
+    learner.keep(7)
+    learner.learn(rows(0))
+    assert learner.kept == 7

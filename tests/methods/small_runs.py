@@ -60,7 +60,7 @@ def learned(method, tasks, **given):
 
 def same(one, other):
     """Whether two runs, or the runs of two learners, have the same tensors, bit for bit."""
-    a, b = (getattr(each, "parts", None) for each in (one, other))
+    a, b = (getattr(each, "state", None) for each in (one, other))
     a, b = (a.run if a else one).tensors(), (b.run if b else other).tensors()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 

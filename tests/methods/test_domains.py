@@ -91,15 +91,15 @@ def test_a_domain_that_comes_back_is_recognised():
     learner = evcl.EVCL(evcl.nn.mlp(4, [10]), epochs=2)
     for k, domain in enumerate([0, 1, 0, 1, 1, 0]):
         learner.learn(rows(300, k, 20.0 * domain, 1.0 - 2 * domain), str(k), "0" if k else "new")
-    assert list(learner.parts.session.domains.values()) == [0, 1, 0, 1, 1, 0]
-    assert learner.parts.run.seen == (0, 1, 0, 1, 1, 0)
-    counts = [float(t[0, :, 0].sum()) for t in learner.parts.run.memory.classes.classes.values()]
+    assert list(learner.state.session.domains.values()) == [0, 1, 0, 1, 1, 0]
+    assert learner.state.run.seen == (0, 1, 0, 1, 1, 0)
+    counts = [float(t[0, :, 0].sum()) for t in learner.state.run.memory.classes.classes.values()]
     assert counts == [900, 900]
 
 
 def test_the_judgement_is_what_its_equations_say(five):
     """Compared with Gaussians that are fitted to the same rows, one by one, in float64."""
-    statistics, run = five.parts.run.memory.classes, five.parts.run
+    statistics, run = five.state.run.memory.classes, five.state.run
     x, y = DIGITS[2].train.x[:90], DIGITS[2].train.y[:90]
     heads, r, seed = [0, 1], 0, five.seed
     asked = Asked(run.network, x.unsqueeze(0), heads, [seed])
@@ -160,9 +160,9 @@ def test_rows_of_one_class_are_a_new_domain_only_if_the_known_ones_are_wrong(lab
 
 
 def test_predictions_are_the_mixture_of_the_domains(five):
-    x, session = DIGITS[1].test.x[:20], five.parts.session
+    x, session = DIGITS[1].test.x[:20], five.state.session
     weight = session.group_probabilities(x.unsqueeze(0), "0")[0]
-    each = torch.stack([five.parts.run.predict(x.unsqueeze(0), group.number)[0] for group in groups(five)])
+    each = torch.stack([five.state.run.predict(x.unsqueeze(0), group.number)[0] for group in groups(five)])
     torch.testing.assert_close(five.predict_proba(x), (weight.T.unsqueeze(2) * each).sum(0))
     assert (weight.argmax(1) == 1).double().mean() > 0.9
 
@@ -186,9 +186,9 @@ def test_domains_may_have_other_classes(tmp_path):
     assert [group.domain for group in groups(learner)] == [0, 1, 1, 0]
     assert learner.classes() == (0, 1, 7, 2, 3)
     assert [group.classes for group in groups(learner)] == [[0, 1], [0, 1, 7], [2], [3]]
-    assert learner.parts.session.shown["0"] == [{0, 1, 3}, {0, 1, 2}]
+    assert learner.state.session.shown["0"] == [{0, 1, 3}, {0, 1, 2}]
     learner.save(tmp_path / "m")
-    assert evcl.load(tmp_path / "m").parts.session.shown == learner.parts.session.shown
+    assert evcl.load(tmp_path / "m").state.session.shown == learner.state.session.shown
     p = learner.predict_proba(torch.cat([of([0, 1], 9, 0)[0], of([0, 1, 2], 9, 1)[0]]))
     torch.testing.assert_close(p.sum(1), torch.ones(len(p)))
     assert learner.measure(of([0, 1], 8, 0)).accuracy > 0.9
@@ -202,7 +202,7 @@ def test_a_head_has_at_most_a_hundred_domains_and_stays_as_large_as_it_then_is()
     learner, sizes = evcl.EVCL(evcl.nn.mlp(4, [5]), epochs=1), []
     for k in range(104):
         learner.learn(rows(40, k, 20.0 * k, (-1.0) ** k), str(k), "0" if k else "new")
-        sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
+        sizes.append(sum(t.numel() for t in learner.state.run.tensors().values()))
     assert domains(learner) == 100
     assert len(set(sizes)) == 100
     assert len(set(sizes[99:])) == 1
@@ -229,7 +229,7 @@ def test_familiarity_is_what_its_equation_says(five, change, expected):
     """Compared with the covariance, inverted in float64, on all rows."""
     noise = torch.randn(120, 64, generator=torch.Generator().manual_seed(3))
     x, y = DIGITS[1].train.x[:120] + change * noise, DIGITS[1].train.y[:120]
-    run, statistics = five.parts.run, five.parts.run.memory.classes
+    run, statistics = five.state.run, five.state.run.memory.classes
     found = rule.familiarity(statistics, a_round(run, x, y), statistics.classes)
     f = class_statistics.units(x, statistics.common, 0, five.seed).double()
     scatter, width = class_statistics.square(statistics.common["scatter"][0].double()), f.shape[1]
@@ -246,7 +246,7 @@ def test_familiarity_is_what_its_equation_says(five, change, expected):
 
 def test_old_outputs_count_as_far_as_the_inputs_are_familiar(five):
     """What the distillation of a head loses, the elastic term gains."""
-    run = five.parts.run
+    run = five.state.run
     round_ = a_round(run, DIGITS[0].train.x, DIGITS[0].train.y)
     usual = protection(run.memory.rows, round_, five.settings)
     trust = {k: torch.tensor([[1.0 if k != 2 else 0.25]]) for k in range(5)}
@@ -276,7 +276,7 @@ def test_months_that_use_other_columns_are_kept(seed, heads):
     learner, sizes = evcl.EVCL(evcl.nn.mlp(12, [20, 20]), epochs=20, seed=seed), []
     for k in range(4):
         learner.learn(month(k, 0, seed=seed), str(k), "0" if k and not heads else "new")
-        sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
+        sizes.append(sum(t.numel() for t in learner.state.run.tensors().values()))
     accuracy = [learner.measure(month(k, 50, seed=seed), str(k) if heads else None).accuracy for k in range(4)]
     assert np.mean(accuracy) > 0.94
     assert heads or (domains(learner) == 1 and len(set(sizes)) == 1)
@@ -305,7 +305,7 @@ def test_statistics_of_an_earlier_version_lack_the_squares(tmp_path):
     back = evcl.load(rewritten(tmp_path / "m", change, lambda name: "squares" not in name))
     back.learn(month(1, 0), "1", "0")
     assert domains(back) == 2
-    assert "squares" not in back.parts.run.memory.classes.common
+    assert "squares" not in back.state.run.memory.classes.common
     assert len(back.predict(month(1, 50)[0])) == 1000
 
 

@@ -188,7 +188,7 @@ def test_early_stopping_remembers_the_best_epoch_and_no_later_one(method):
     nll = [epoch.validation_nll for epoch in early.history["task"]]
     best = 1 + nll.index(min(nll))
     assert (len(nll), best < 12) == (12, True)
-    found, wanted = early.parts.run.tensors(), learned(callbacks=[StopAfter(best)]).parts.run.tensors()
+    found, wanted = early.state.run.tensors(), learned(callbacks=[StopAfter(best)]).state.run.tensors()
     assert changed(found, wanted) == []
 
 

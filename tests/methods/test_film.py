@@ -278,7 +278,7 @@ def test_a_task_is_predicted_with_its_own_row():
         one.learn(*rows_of(ord(name)), head="new" if name == "a" else "a", task=name)
     x = rows_of(9)[0]
     p = {name: one.predict_proba(x, name) for name in ("a", "b")}
-    one.parts.run.network.task_weights.table[:, 1] = 3.0
+    one.state.run.network.task_weights.table[:, 1] = 3.0
     assert np.array_equal(one.predict_proba(x, "a"), p["a"])
     assert np.array_equal(one.predictions(x, "a").probabilities, p["a"])
     assert not np.allclose(one.predict_proba(x, "b"), p["b"])
@@ -312,7 +312,7 @@ def test_joint_training_has_a_row_per_task():
     benchmark = evcl.benchmarks.get("permuted-digits", tasks=2)
     one = evcl.Learner(evcl.nn.mlp(64, [10]), "joint", film=True, epochs=1, batch_size=128)
     one.learn_jointly(benchmark)
-    film = one.parts.run.network.task_weights.table
+    film = one.state.run.network.task_weights.table
     assert film.shape[1] == 2
     assert (film[:, 0] - film[:, 1]).abs().max() > 0.01
     p = [one.predict_proba(benchmark[0].test.x, t) for t in range(2)]
@@ -330,8 +330,8 @@ def test_what_cannot_have_film_is_refused():
 def test_without_film_there_are_no_rows():
     one = evcl.Naive(evcl.nn.mlp(4, [8]), epochs=1)
     one.learn(*rows_of(0))
-    assert one.parts.run.network.task_weights is None
-    assert not any("film" in name for name in one.parts.run.tensors())
+    assert one.state.run.network.task_weights is None
+    assert not any("film" in name for name in one.state.run.tensors())
     assert METHODS["evcl-film"].known_settings["film"].default is True
 
 

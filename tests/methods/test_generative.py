@@ -170,7 +170,7 @@ def test_new_classes_do_not_silence_the_old_ones(learner):
 
 def test_the_trunk_is_computed_once_for_all_groups(learner):
     """And every group says what it says alone, bit for bit."""
-    run, ((name, own),) = learner.parts.run, learner.parts.session.groups.items()
+    run, ((name, own),) = learner.state.run, learner.state.session.groups.items()
     alone = [run.predict(X.unsqueeze(0), group.number) for group in own]
     passes = []
     hook = run.network.register_forward_pre_hook(lambda network, args: passes.append(len(args[0])))
@@ -181,7 +181,7 @@ def test_the_trunk_is_computed_once_for_all_groups(learner):
     p = learner.predict_proba(X)
     hook.remove()
     assert len([rows for rows in passes if rows > 1]) == learner.settings.predict_samples  # one row tries the network
-    assert torch.equal(p, learner.parts.session.mixed(X.unsqueeze(0), name, alone)[0])
+    assert torch.equal(p, learner.state.session.mixed(X.unsqueeze(0), name, alone)[0])
 
 
 def test_given_the_group_it_is_task_incremental_evcl(learner):
@@ -191,7 +191,7 @@ def test_given_the_group_it_is_task_incremental_evcl(learner):
     for k in range(5):
         own = p[:, 2 * k : 2 * k + 2]
         torch.testing.assert_close(own / own.sum(1, keepdim=True), apart.predict_proba(X, k), rtol=1e-4, atol=1e-5)
-    means = (one.parts.run.network.posterior.mean for one in (learner, apart))
+    means = (one.state.run.network.posterior.mean for one in (learner, apart))
     assert torch.equal(*means)
 
 

@@ -34,7 +34,7 @@ def five(kind):
 
 
 def groups(learner):
-    return learner.parts.session.groups["0"]
+    return learner.state.session.groups["0"]
 
 
 def stream(method="evcl", seeds=(0,), benchmark="split-digits", **given):
@@ -72,7 +72,7 @@ def test_saved_and_loaded_it_goes_on_as_if_it_had_not_been(kind, tmp_path):
     for one in (learner, back):
         one.learn((tasks[4].train.x, tasks[4].train.y), "4", "0")
         one.learn(tuple(some), "more", "0", epochs=2)
-    assert back.parts.session.seen == [0, 1, 2, 3, 4, *mixed]
+    assert back.state.session.seen == [0, 1, 2, 3, 4, *mixed]
     assert same(learner, back)
     assert back.measure((X, torch.cat([task.test.y for task in tasks]))).accuracy > 0.85
 
@@ -88,7 +88,7 @@ def test_a_failed_task_leaves_no_group(kind):
     with pytest.raises(RuntimeError, match="on purpose"):
         learner.learn((new.x, new.y + 10 if kind == "class" else new.y % 2), "other", "0", callbacks=[Fails()])
     assert len(groups(learner)) == 5
-    assert "other" not in learner.parts.session.domains
+    assert "other" not in learner.state.session.domains
     assert torch.equal(learner.predict_proba(X), before)
 
 

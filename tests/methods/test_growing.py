@@ -208,7 +208,7 @@ def test_columns_added_after_loading_start_as_in_an_uninterrupted_run(method, ma
     tasks = [(images(k).x[0].float(), images(k).y[0]) for k in range(4)]
     one.learn(tasks[0])
     one.save(tmp_path / "model")
-    two = evcl.load(tmp_path / "model", network=None if isinstance(one.parts.plain, evcl.nn.MLP) else filled(make(), 2))
+    two = evcl.load(tmp_path / "model", network=None if isinstance(one.state.plain, evcl.nn.MLP) else filled(make(), 2))
     for task in tasks[1:3]:
         one.learn(task)
         two.learn(task)

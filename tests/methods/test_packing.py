@@ -361,7 +361,7 @@ def test_what_could_not_be_loaded_is_refused_when_it_is_learned(make, message):
     with pytest.raises(evcl.EvclError, match=f"^task '0': (the memory's )?{message}") as raised:
         learner.learn(torch.eye(4), [0, 1, 0, 1])
     assert "\n" not in str(raised.value)
-    assert (learner.tasks, learner.parts.run.rounds) == ((), 0)
+    assert (learner.tasks, learner.state.run.rounds) == ((), 0)
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def test_a_second_network_cannot_be_the_learners_own():
     method = Method("same", "", bayesian=False, learn=learn, memory=Others)
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
     learner.learn(torch.eye(4), [0, 1, 0, 1], task="a")
-    before = copy.deepcopy(learner.parts.run)
+    before = copy.deepcopy(learner.state.run)
     odd.append(True)
     with pytest.raises(evcl.EvclError, match=r"^task 'b': first in the memory must keep its own network: .*$"):
         learner.learn(torch.eye(4), [0, 1, 0, 1], task="b")
@@ -398,7 +398,7 @@ def test_two_networks_of_a_memory_have_heads_of_their_own():
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
     for name in "ab":
         learner.learn(torch.eye(4), [0, 1, 0, 1], task=name)
-    memory = learner.parts.run.memory
+    memory = learner.state.run.memory
     for head in ("head 0.weight", "head 1.weight"):
         first, second = (one.network.layout.view(one.posterior.mean, head) for one in (memory.first, memory.second))
         assert (first != second).any()

@@ -245,7 +245,7 @@ def test_any_method_takes_a_memory(method, tmp_path):
     learner = evcl.Learner(evcl.nn.mlp(64, [20]), method, memory=30, epochs=2)
     for one in benchmark[:2]:
         learner.learn(one)
-    assert sum(one.y.shape[1] for one in kept_of(learner.parts.run).kept) == 30
+    assert sum(one.y.shape[1] for one in kept_of(learner.state.run).kept) == 30
     learner.save(tmp_path / "model.safetensors")
     loaded = evcl.load(tmp_path / "model.safetensors")
     for each in (learner, loaded):

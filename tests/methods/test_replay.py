@@ -556,7 +556,7 @@ def test_images_and_convolutions():
     x = torch.rand(40, 1, 8, 8, generator=source)
     for k in range(2):
         learner.learn(x, (x.flatten(1)[:, k] > 0.5).long(), task=f"task {k}")
-    assert learner.parts.run.memory.inputs["shape"].tolist() == [[1, 8, 8]]
+    assert learner.state.run.memory.inputs["shape"].tolist() == [[1, 8, 8]]
 
 
 def test_made_refuses_another_size():

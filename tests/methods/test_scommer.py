@@ -70,7 +70,7 @@ def test_a_convolution_too():
         learner.learn((x, (x[:, 0, 0, k] > 0).long()))
     inside = learner.mean_network(0)[0][:2](x)
     assert int((inside.flatten(2).sum(2) > 0).sum(1).max()) == 3
-    assert learner.parts.run.memory.wins[0].shape == (1, 2, 6 + 8)
+    assert learner.state.run.memory.wins[0].shape == (1, 2, 6 + 8)
 
 
 def test_a_network_without_relus_is_refused():
@@ -179,9 +179,9 @@ def test_a_head_that_grows_keeps_the_counts_of_its_classes():
     benchmark = evcl.benchmarks.get("split-digits", tasks=2, scenario="class")
     learner = evcl.Learner(evcl.nn.mlp(64, [20]), "scommer", epochs=2)
     learner.learn(benchmark[0])
-    before = learner.parts.run.memory.wins[0].clone()
+    before = learner.state.run.memory.wins[0].clone()
     learner.learn(benchmark[1])
-    after = learner.parts.run.memory.wins[0]
+    after = learner.state.run.memory.wins[0]
     assert before.shape == (1, 2, 20)
     assert after.shape == (1, 4, 20)
     assert torch.equal(after[:, :2], before)

@@ -375,7 +375,7 @@ def reader(method="evcl", likelihood=None, **settings):
 
 
 def round_on(learner, x):
-    run, shown = learner.parts.run, x.unsqueeze(0).float()
+    run, shown = learner.state.run, x.unsqueeze(0).float()
     task = TaskData(shown, shown, 1)
     return Round(1, [task], run.network, run.network.posterior, [0], run.seeds, run.likelihood)
 
@@ -389,12 +389,12 @@ def learner():
 
 def protected(learner, x, rows=100.0):
     counted = {0: torch.tensor([[rows]])}
-    return protection(counted, round_on(learner, x), learner.parts.run.settings)
+    return protection(counted, round_on(learner, x), learner.state.run.settings)
 
 
 @pytest.mark.parametrize("rows", [50.0, 1000.0])
 def test_how_much_is_told_and_how_much_of_the_prior_is_kept(learner, rows):
-    x, run = text(2), learner.parts.run
+    x, run = text(2), learner.state.run
     z = outputs(run.network, run.network.posterior.mean, run.network.layout, x.unsqueeze(0).float(), [])
     nll = F.cross_entropy(z.view(-1, LETTERS), x[:, 1:].flatten())
     knows = max(0.0, 1 - float(nll) / math.log(LETTERS))
@@ -405,7 +405,7 @@ def test_how_much_is_told_and_how_much_of_the_prior_is_kept(learner, rows):
 
 
 def test_it_is_the_sum_of_the_kls_of_all_letters(learner):
-    x, run = text(1, 30), learner.parts.run
+    x, run = text(1, 30), learner.state.run
     (loss,) = protected(learner, x).losses
     teacher, network, layout = run.network.posterior.mean, run.network, run.network.layout
     weights = teacher + 0.1 * torch.randn(teacher.shape, generator=torch.Generator().manual_seed(0))

@@ -164,8 +164,8 @@ def test_a_plain_network_made_of_it_has_the_padding_row_of_the_first():
     x = torch.tensor([[0.0, 1.0, 2.0], [2.0, 2.0, 1.0]] * 5, dtype=F64)
     for _ in range(2):
         learner.learn(x, [0, 1] * 5)
-    q = learner.parts.run.network.posterior
-    wanted = outputs(learner.parts.run.network, q.mean, learner.parts.run.network.layout, x.unsqueeze(0), [1])[0]
+    q = learner.state.run.network.posterior
+    wanted = outputs(learner.state.run.network, q.mean, learner.state.run.network.layout, x.unsqueeze(0), [1])[0]
     torch.testing.assert_close(learner.mean_network("1")(x), wanted)
 
 

@@ -241,9 +241,9 @@ def test_a_registered_layer_takes_part(registered):
     registered(Scale, BayesianScale)
     learner = evcl.EWC(nn.Sequential(nn.Linear(3, 3), Scale()), epochs=3)
     learner.learn((torch.eye(3), [0, 1, 1]))
-    network = learner.parts.run.network
+    network = learner.state.run.network
     assert not torch.equal(network.layout.view(network.posterior.mean, "1.gamma"), torch.ones(1, 3))
-    assert (network.layout.view(learner.parts.run.memory.importance, "1.gamma") > 0).any()
+    assert (network.layout.view(learner.state.run.memory.importance, "1.gamma") > 0).any()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -274,7 +274,7 @@ def test_what_is_frozen_stays_as_it_is_and_the_rest_learns(frozen):
     learner = evcl.EVCL(module, epochs=2)
     learner.learn((torch.eye(3), [0, 1, 1]))
     others = [name for name, _ in module.named_parameters() if name not in frozen]
-    assert list(learner.parts.run.network.trunk_names) == others
+    assert list(learner.state.run.network.trunk_names) == others
     plain = learner.mean_network()[0]
     for name, p in module.named_parameters():
         assert torch.equal(plain.get_parameter(name), p) == (name in frozen)
@@ -341,7 +341,7 @@ def test_a_network_with_a_spectral_norm_is_saved_and_becomes_plain(norm, generat
     assert torch.equal(learner.predict_proba(x), p)
     again = saved(learner, tmp_path, x, make())
     plain = again.mean_network()
-    at_mean = learner.parts.run.predict(x[None], 0, [learner.parts.run.network.posterior.mean])[0]
+    at_mean = learner.state.run.predict(x[None], 0, [learner.state.run.network.posterior.mean])[0]
     torch.testing.assert_close(plain(x).softmax(1), at_mean)
     largest = torch.linalg.matrix_norm(plain[0][0].weight, 2)
     assert abs(float(largest.detach()) - 1) < 0.05
@@ -487,12 +487,12 @@ def test_a_saved_learner_goes_on_dropping(tmp_path):
     learners = [first, saved(first, tmp_path, digits()[0].test.x)]
     for learner in learners:
         learner.learn(digits()[1])
-    assert torch.equal(*(learner.parts.run.network.posterior.mean for learner in learners))
+    assert torch.equal(*(learner.state.run.network.posterior.mean for learner in learners))
     without = evcl.Learner(evcl.nn.mlp(64, [20]), "naive", seed=3, epochs=2)
     for task in digits():
         without.learn(task)
     assert not torch.allclose(
-        without.parts.run.network.posterior.mean, learners[0].parts.run.network.posterior.mean, atol=1e-3
+        without.state.run.network.posterior.mean, learners[0].state.run.network.posterior.mean, atol=1e-3
     )
 
 

@@ -93,7 +93,7 @@ def test_torchs_fused_projections_have_adapters_of_queries_and_values(batch_firs
     learner = evcl.EVCL(network, adapters=LoRA(rank=2), epochs=2)
     learner.learn(texts())
     learner.learn(texts(seed=1))
-    assert all("self_attn.up." in name for name in learner.parts.run.network.trunk_names)
+    assert all("self_attn.up." in name for name in learner.state.run.network.trunk_names)
     mean = learner.mean_network(0)(x)
     assert mean.shape == (48, 2)
 
@@ -169,20 +169,20 @@ def test_the_elastic_penalty_holds_the_product():
     for strength in (0.0, 100.0):
         learner = evcl.Learner(bert(), "ewc", adapters=LoRA(rank=2), strength=strength, epochs=10, lr=0.02, distill=0.0)
         learner.learn(texts())
-        before = learner.parts.run.network.posterior.mean[:, : 4 * 32].clone()
+        before = learner.state.run.network.posterior.mean[:, : 4 * 32].clone()
         x, y = texts(seed=1)
         learner.learn(x, 1 - y)
-        moved[strength] = float((learner.parts.run.network.posterior.mean[:, : 4 * 32] - before).norm())
+        moved[strength] = float((learner.state.run.network.posterior.mean[:, : 4 * 32] - before).norm())
     assert moved[100.0] < 0.7 * moved[0.0]
 
 
 def test_the_base_model_never_changes_and_the_first_prior_fits_it():
     network = bert()
     learner = evcl.EVCL(network, adapters=LoRA(rank=2), epochs=3)
-    trunk = {name: t.clone() for name, t in learner.parts.run.network.trunk.state_dict().items()}
+    trunk = {name: t.clone() for name, t in learner.state.run.network.trunk.state_dict().items()}
     learner.learn(texts())
-    assert all(torch.equal(t, trunk[name]) for name, t in learner.parts.run.network.trunk.state_dict().items())
-    for layer in learner.parts.run.network.bayesian_layers():
+    assert all(torch.equal(t, trunk[name]) for name, t in learner.state.run.network.trunk.state_dict().items())
+    for layer in learner.state.run.network.bayesian_layers():
         if isinstance(layer, BayesianUp):
             weight = network.get_submodule(layer.path.removesuffix(".up")).weight
             # D x, for x without a preferred direction, is as large as W0 x
@@ -242,11 +242,11 @@ def test_merging_changes_no_prediction_and_the_next_adapter_reads_other_inputs()
     x, y = texts()
     learner = evcl.Naive(bert(), adapters=LoRA(rank=2, tasks="merged"), epochs=5, lr=0.02)
     plain = evcl.Naive(bert(), adapters=LoRA(rank=2), epochs=5, lr=0.02)
-    first = [layer.down.clone() for _, layer in adapted(learner.parts.run.network.trunk)]
+    first = [layer.down.clone() for _, layer in adapted(learner.state.run.network.trunk)]
     for one in (learner, plain):
         one.learn(x, y)
     torch.testing.assert_close(learner.predict_proba(x), plain.predict_proba(x))
-    network = learner.parts.run.network
+    network = learner.state.run.network
     assert all(not network.layout.view(network.posterior.mean, name).any() for name in network.adapters)
     assert all(not torch.equal(a, b.down) for a, (_, b) in zip(first, adapted(network.trunk), strict=True))
     torch.testing.assert_close(learner.mean_network(0)(x).softmax(1), learner.predict_proba(x))
@@ -331,7 +331,7 @@ def test_a_peft_model_is_used_as_it_is(tmp_path):
     before = torch.get_rng_state()
     learner = evcl.EVCL(network, epochs=3)
     assert torch.equal(torch.get_rng_state(), before)  # only the networks of these tests may draw from it
-    assert learner.parts.run.network.trunk_names == tuple(
+    assert learner.state.run.network.trunk_names == tuple(
         f"encoder.layer.{k}.attention.self.query.{part}.weight" for k in range(2) for part in ("down", "up")
     )
     learner.learn(x, y)
@@ -350,7 +350,7 @@ def test_the_real_peft():
     torch.testing.assert_close(with_adapters(model, None)(x), model.eval()(x))
     learner = evcl.EVCL(model, epochs=2)
     learner.learn(x, y)
-    assert len(learner.parts.run.network.trunk_names) == 8
+    assert len(learner.state.run.network.trunk_names) == 8
 
 
 # --- layers of lower rank ---------------------------------------------------------------------------------------------
@@ -364,8 +364,8 @@ def test_truncation_is_the_best_approximation_of_that_rank_and_leaves_the_learne
     learner.learn(x, y)
     before = learner.predict_proba(x)
     made = evcl.nn.truncate(learner, "3", 3)
-    layout = learner.parts.run.network.layout
-    weight, low = (layout.view(one.parts.run.network.posterior.mean, "3.weight")[0] for one in (learner, made))
+    layout = learner.state.run.network.layout
+    weight, low = (layout.view(one.state.run.network.posterior.mean, "3.weight")[0] for one in (learner, made))
     u, s, vh = torch.linalg.svd(weight)
     torch.testing.assert_close(low, (u[:, :3] * s[:3]) @ vh[:3])
     assert torch.equal(learner.predict_proba(x), before)
@@ -380,9 +380,9 @@ def test_a_frozen_layer_can_be_truncated_too():
     learner = evcl.EVCL(bert(), adapters=LoRA(rank=2), epochs=1)
     learner.learn(texts())
     made = evcl.nn.truncate(learner, "encoder.layer.1.output.dense", 0.25)
-    for trunk in (made.parts.run.network.trunk, made.parts.plain):
+    for trunk in (made.state.run.network.trunk, made.state.plain):
         assert int(torch.linalg.matrix_rank(trunk.get_parameter("encoder.layer.1.output.dense.weight"))) == 4
-    assert int(torch.linalg.matrix_rank(learner.parts.plain.get_parameter("encoder.layer.1.output.dense.weight"))) == 16
+    assert int(torch.linalg.matrix_rank(learner.state.plain.get_parameter("encoder.layer.1.output.dense.weight"))) == 16
 
 
 def test_wrong_truncations_are_refused():
@@ -419,7 +419,7 @@ def test_all_of_it_can_be_bayesian():
     learner = evcl.EVCL(bert(), epochs=2)
     learner.learn(x, (x[:, 0] > 20).long())
     learner.learn(x, (x[:, 1] > 20).long())
-    assert len(learner.parts.run.network.trunk_names) == len(list(bert().parameters()))
+    assert len(learner.state.run.network.trunk_names) == len(list(bert().parameters()))
     assert learner.predict_proba(x, task=0).shape == (24, 2)
 
 

@@ -36,7 +36,7 @@ def test_it_learns_two_tasks_and_is_saved_and_loaded(name, generator, tmp_path):
     again = saved(learner, tmp_path, x, make(), 0)
     plain = again.mean_network(0)
     assert {type(m).__name__ for m in plain.modules()} >= {type(m).__name__ for m in module.modules()}
-    mean = again.parts.run.predict(x[None].float(), 0, [again.parts.run.network.posterior.mean])[0]
+    mean = again.state.run.predict(x[None].float(), 0, [again.state.run.network.posterior.mean])[0]
     torch.testing.assert_close(plain(x).softmax(1), mean, rtol=1e-4, atol=1e-5)
     for one in (learner, again):  # both go on as one
         one.learn(tasks[1], task="more", epochs=1)
@@ -95,7 +95,7 @@ def test_torchs_fast_path_does_not_go_past_the_layers(generator):
     x, y = images(generator, 0)
     learner = evcl.VCL(vit(), epochs=2, init_std=0.5, std_lr_scale=1e-3)
     learner.learn((x, y))
-    run = learner.parts.run
+    run = learner.state.run
     draws = list(run.draws([0]))
     assert not torch.allclose(run.predict(x[None], 0, draws[:1]), run.predict(x[None], 0, draws[1:2]), atol=1e-3)
     skipped = evcl.VCL(vit(), epochs=1, skip="*.self_attn")  # plain attention beside Bayesian layers
@@ -168,7 +168,7 @@ def test_a_gpu_learns_as_well(name, dtype, generator):
 
 
 def statistics(learner):
-    return {name: t.clone() for name, t in learner.parts.run.network.statistics().items()}
+    return {name: t.clone() for name, t in learner.state.run.network.statistics().items()}
 
 
 def test_batch_norm_is_measured_in_the_first_task_and_then_fixed(generator):
@@ -251,7 +251,7 @@ def test_what_is_left_out_stays_as_it_is(generator, tmp_path):
     learner = evcl.EVCL(module, only="2", epochs=20, lr=0.02)
     x, y = images(generator, 0)
     learner.learn((x, y))
-    assert list(learner.parts.run.network.trunk_names) == ["2.weight", "2.bias"]
+    assert list(learner.state.run.network.trunk_names) == ["2.weight", "2.bias"]
     after = learner.mean_network()[0].state_dict()
     moved = [name for name in before if not torch.equal(before[name], after[name])]
     assert moved == ["2.weight", "2.bias"]
@@ -259,7 +259,7 @@ def test_what_is_left_out_stays_as_it_is(generator, tmp_path):
         for p in module.parameters():
             p.zero_()
     again = saved(learner, tmp_path, x, module)
-    assert list(again.parts.run.network.trunk_names) == ["2.weight", "2.bias"]
+    assert list(again.state.run.network.trunk_names) == ["2.weight", "2.bias"]
 
 
 def test_a_frozen_embedding_takes_what_a_learner_hands_on(generator):
@@ -374,10 +374,10 @@ def test_a_token_that_is_not_expanded_is_used_directly(make, generator, tmp_path
     module = make()
     learner = evcl.EWC(module, epochs=3)
     learner.learn((x, y))
-    network = learner.parts.run.network
+    network = learner.state.run.network
     assert len(network.owned) == 0
     assert list(network.direct.names) == ["token"]
-    assert (network.layout.views(learner.parts.run.memory.importance)["token"] > 0).any()
+    assert (network.layout.views(learner.state.run.memory.importance)["token"] > 0).any()
     saved(learner, tmp_path, x, make())
     torch.testing.assert_close(learner.mean_network()(x).softmax(1), learner.predict_proba(x))
 
@@ -396,7 +396,7 @@ def test_what_a_batch_shares_may_be_used_in_any_way(generator, tmp_path):
     x, y = torch.randn(6, 4, generator=generator), [0, 1] * 3
     learner = evcl.EVCL(unsqueezed(), epochs=1)
     learner.learn((x, y))
-    assert list(learner.parts.run.network.direct.names) == ["places.weight"]
+    assert list(learner.state.run.network.direct.names) == ["places.weight"]
     saved(learner, tmp_path, x, unsqueezed())
 
 
@@ -438,12 +438,12 @@ def test_a_weight_that_is_used_past_its_layer(generator, tmp_path):
     module = uses_the_table()
     learner = evcl.EVCL(module, epochs=2)
     learner.learn((x, y))
-    network = learner.parts.run.network
+    network = learner.state.run.network
     assert list(network.direct.names) == ["words.weight"]
     assert [type(m).__name__ for m in (network.trunk.words, network.trunk.inner)] == ["Embedding", "Linear"]
     assert isinstance(network.trunk.words, nn.Embedding)
     saved(learner, tmp_path, x, uses_the_table())
-    mean = learner.parts.run.predict(x[None].float(), 0, [network.posterior.mean])[0]
+    mean = learner.state.run.predict(x[None].float(), 0, [network.posterior.mean])[0]
     torch.testing.assert_close(learner.mean_network()(x).softmax(1), mean)
 
 
@@ -459,11 +459,11 @@ def test_weights_used_past_layers_of_layers(method, generator):
     module = Net(run, words=nn.Embedding(9, 4), reads=of_layers[0], attends=of_layers[1])
     learner = evcl.Learner(module, method, epochs=20)
     learner.learn((x, y))
-    network = learner.parts.run.network
+    network = learner.state.run.network
     assert [type(m) for m in (network.trunk.reads, network.trunk.attends)] == [nn.LSTM, nn.MultiheadAttention]
     assert "words.weight" not in network.direct.names
     plain = learner.mean_network()
-    mean = learner.parts.run.predict(x[None].float(), 0, [network.posterior.mean])[0]
+    mean = learner.state.run.predict(x[None].float(), 0, [network.posterior.mean])[0]
     torch.testing.assert_close(plain(x).softmax(1), mean)
     assert not torch.equal(plain[0].reads.weight_ih_l0, module.reads.weight_ih_l0)  # used by the layer alone
 
@@ -530,13 +530,13 @@ def test_a_learner_in_bf16_learns_as_one_in_float32_and_keeps_float32(name, meth
         learner.learn((x, y), classes=[0, 1])
         accuracy[precision] = float((torch.as_tensor(learner.predict(x, task="0")) == y).double().mean())
         learner.learn((x, 1 - y), epochs=1)
-        weights[precision] = learner.parts.run.network.posterior.mean
+        weights[precision] = learner.state.run.network.posterior.mean
     assert weights["bf16"].dtype == torch.float32
     assert not torch.equal(weights["bf16"], weights["fp32"])
     assert accuracy["fp32"] > 0.8
     assert abs(accuracy["bf16"] - accuracy["fp32"]) < 0.06
     again = saved(learner, tmp_path, x, None if name == "perceptron" else seeded(make), "0")
-    assert again.parts.run.precision == "bf16"
+    assert again.state.run.precision == "bf16"
 
 
 def test_an_unknown_precision_is_refused():

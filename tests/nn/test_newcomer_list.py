@@ -90,7 +90,7 @@ def test_parameters_of_every_kind(method):
     learner = learner_of(method, network)
     learner.learn(X, Y)
     names = {name for name, p in network.named_parameters() if p.requires_grad}
-    assert set(learner.parts.run.network.trunk_names) == names
+    assert set(learner.state.run.network.trunk_names) == names
 
 
 class Several(Net):
@@ -121,9 +121,9 @@ def test_a_network_in_float64_stays_in_float64(tmp_path):
     learner.learn(X.double(), Y)
     assert learner.predict_proba(X).dtype == torch.float64
     saved(learner, tmp_path, X, network)
-    assert learner_of(network=network, dtype=torch.float32).parts.run.network.posterior.mean.dtype == torch.float32
+    assert learner_of(network=network, dtype=torch.float32).state.run.network.posterior.mean.dtype == torch.float32
     mixed = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4).double())
-    assert learner_of(network=mixed).parts.run.network.posterior.mean.dtype == torch.float32
+    assert learner_of(network=mixed).state.run.network.posterior.mean.dtype == torch.float32
 
 
 def test_a_file_from_before_lstms_learned_keeps_its_lstm_fixed(tmp_path):
@@ -142,7 +142,7 @@ def test_a_file_from_before_lstms_learned_keeps_its_lstm_fixed(tmp_path):
     wanted = [0.6925531625747681, 0.2832271456718445, 0.38371366262435913, 0.666711151599884]
     assert learner.predict_proba(x[:4])[:, 0].tolist() == pytest.approx(wanted, abs=1e-6)
     learner.learn((x, torch.arange(20) % 2), task="more", epochs=1)
-    assert not any("lstm" in name for name in learner.parts.run.network.trunk_names)
+    assert not any("lstm" in name for name in learner.state.run.network.trunk_names)
     saved(learner, tmp_path, x, network, "more")
 
 
@@ -205,7 +205,7 @@ def test_the_column_of_labels_is_named():
     learner.learn(FRAME.assign(sold=Y.numpy()), label="sold")
     again = learner_of()
     again.learn(FRAME, Y)
-    assert torch.equal(learner.parts.run.network.posterior.mean, again.parts.run.network.posterior.mean)
+    assert torch.equal(learner.state.run.network.posterior.mean, again.state.run.network.posterior.mean)
     assert learner.predict(FRAME).shape == (40,)
 
 

@@ -76,4 +76,4 @@ def test_predictions_keep_the_last_byte():
     x = np.repeat([[-1.0], [1.0]], 20, 0)
     learner.learn(x, ["a\0"] * 20 + ["b"] * 20)
     assert learner.predict(np.array([[-1.0], [1.0]])).tolist() == ["a\0", "b"]
-    assert torch.is_tensor(learner.parts.run.network.posterior.mean)
+    assert torch.is_tensor(learner.state.run.network.posterior.mean)

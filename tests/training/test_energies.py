@@ -143,11 +143,11 @@ def test_private_layers_are_trained_by_their_own_task_alone():
     stream = get("characters-digits", tasks=2)
     learner = evcl.Learner(task_vae(64, 16, 2, 1), "naive", likelihood="bound")
     learner.learn(stream[0], epochs=1)
-    before = deepcopy(learner.parts.run.network.task_weights.table)
-    shared = learner.parts.run.network.posterior.mean.clone()
+    before = deepcopy(learner.state.run.network.task_weights.table)
+    shared = learner.state.run.network.posterior.mean.clone()
     learner.learn(stream[1], epochs=1)
-    assert torch.equal(learner.parts.run.network.task_weights.table[:, :1], before)
-    assert not torch.equal(learner.parts.run.network.posterior.mean, shared)
+    assert torch.equal(learner.state.run.network.task_weights.table[:, :1], before)
+    assert not torch.equal(learner.state.run.network.posterior.mean, shared)
 
 
 # --- the likelihood ---------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_a_generative_learner_is_saved_and_goes_on(tmp_path):
     assert learner.sample("one", 3).shape == (3, 1, 8, 8)
     mean = learner.mean_network("one")(x)
     torch.testing.assert_close(mean[:, :64].sigmoid().shape, torch.Size([4, 64]))
-    code = learner.parts.run.network  # the plain network and the replicas compute the same
+    code = learner.state.run.network  # the plain network and the replicas compute the same
     code.bind(code.posterior.mean, None, code.layout)
     code.weights.noise = None
     with code.using(1):
@@ -363,7 +363,7 @@ def test_replay_without_classes_keeps_equally_many_rows_of_each_task():
     learner = evcl.Learner(linear(3, 2), "er", likelihood=Energy(lambda o, y: o.square().sum(1)), memory=10)
     for _ in range(2):
         learner.learn(torch.ones(30, 3), epochs=1)
-    assert [task.y.shape[1] for task in learner.parts.run.kept_examples()] == [5, 5]
+    assert [task.y.shape[1] for task in learner.state.run.kept_examples()] == [5, 5]
     wanted = float(learner.log_likelihood(torch.ones(1, 3)))
     assert learner.evaluate() == {"0": pytest.approx(wanted), "1": pytest.approx(wanted)}  # the mean log-likelihood
     assert learner.card()["tasks"][0]["now"] == pytest.approx(wanted)

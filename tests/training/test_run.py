@@ -276,7 +276,7 @@ def test_an_idle_head_that_is_not_taught_does_not_move():
     learner.learn(benchmark[0])
 
     def heads():
-        network = learner.parts.run.network
+        network = learner.state.run.network
         views = [network.layout.views(t) for t in (network.posterior.mean, network.posterior.log_std)]
         return [v[name].clone() for v in views for name in ("head 0.weight", "head 0.bias")]
 
@@ -335,7 +335,7 @@ def test_memory_and_buffers_do_not_grow_with_tasks():
         sizes = []
         for k, task in enumerate(tasks):
             learner.learn(task, str(k), "0" if k else "new")
-            sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
+            sizes.append(sum(t.numel() for t in learner.state.run.tensors().values()))
         assert len(set(sizes)) == 1
 
 
@@ -343,8 +343,8 @@ def test_a_domain_adds_a_softmax_and_the_likelihoods_of_its_classes():
     sizes, learner = [], evcl.EVCL(evcl.nn.mlp(64, [10]), epochs=1)
     for k, task in enumerate(evcl.benchmarks.get("permuted-digits", tasks=4)):
         learner.learn((task.train.x, task.train.y), str(k), "0" if k else "new")
-        sizes.append(sum(t.numel() for t in learner.parts.run.tensors().values()))
-    width = learner.parts.run.memory.classes.classes[0].shape[2]
+        sizes.append(sum(t.numel() for t in learner.state.run.tensors().values()))
+    width = learner.state.run.memory.classes.classes[0].shape[2]
     weights, per_weight = 10 * (10 + 1), len(("mean", "log_std", "prior mean", "prior log_std", "importance", "used"))
     rows_and_beta = 2
     assert set(np.diff(sizes)) == {per_weight * weights + 10 * width + rows_and_beta}

@@ -186,7 +186,7 @@ class LearnerStrategy(SupervisedTemplate):
         eval_every: int = -1,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        device = learner.parts.run.network.posterior.mean.device
+        device = learner.state.run.network.posterior.mean.device
         super().__init__(
             model=nn.Identity(),  # the learner has the weights
             optimizer=None,

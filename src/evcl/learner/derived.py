@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def truncated(learner: Learner, layer: str, rank: float) -> Learner:
     made = copy.deepcopy(learner)
-    run, network, name = made.parts.run, made.parts.run.network, f"{layer}.weight"
+    run, network, name = made.state.run, made.state.run.network, f"{layer}.weight"
     if name in network.trunk_names:
         q = network.posterior
         mean = q.mean.clone()
@@ -39,7 +39,7 @@ def truncated(learner: Learner, layer: str, rank: float) -> Learner:
     if name not in frozen:
         known = [one.removesuffix(".weight") for one in (*network.trunk_names, *frozen) if one.endswith(".weight")]
         raise unknown("layer", layer, known)
-    for trunk in (network.trunk, made.parts.plain):
+    for trunk in (network.trunk, made.state.plain):
         weight = trunk.state_dict()[name]
         weight.copy_(low_rank(weight, layer, rank))
     return made
@@ -53,22 +53,22 @@ def with_inputs(learner: Learner, count: int) -> Learner:
     """
     from evcl.learner.persist import rebuilt
 
-    plain, method = learner.parts.plain, learner.method
+    plain, method = learner.state.plain, learner.method
     what = "its network is not an evcl.nn.mlp" if not isinstance(plain, MLP) else ""
     what = what or ("it has a column of layers for each task" if method.trunk is not None else "")
-    filmed = learner.parts.run.network.task_weights is not None
+    filmed = learner.state.run.network.task_weights is not None
     what = what or ("it has scales and shifts of each task" if filmed else "")
-    what = what or ("its first prior is its own" if learner.parts.run.prior != "zero" else "")
+    what = what or ("its first prior is its own" if learner.state.run.prior != "zero" else "")
     if what:
         raise EvclError(f"{method.name} cannot have more inputs: {what}")
     assert isinstance(plain, MLP)
     inputs, made = plain.inputs + count, rebuilt(*learner.described())
     try:
-        made.parts.run.grow_inputs(count)
+        made.state.run.grow_inputs(count)
     except EvclError as error:
         raise EvclError(f"{method.name} cannot have more inputs: {error}") from None
-    made.parts.plain.inputs = inputs  # type: ignore[assignment]
-    made.parts = replace(made.parts, shape=None if made.parts.shape is None else (inputs,))
-    if made.parts.session.density is not None:
-        made.parts.session.density = made.parts.session.density.with_inputs(count)
-    return rebuilt(*made.described()).to(learner.parts.run.network.posterior.mean.device)
+    made.state.plain.inputs = inputs  # type: ignore[assignment]
+    made.state = replace(made.state, shape=None if made.state.shape is None else (inputs,))
+    if made.state.session.density is not None:
+        made.state.session.density = made.state.session.density.with_inputs(count)
+    return rebuilt(*made.described()).to(learner.state.run.network.posterior.mean.device)

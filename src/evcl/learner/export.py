@@ -215,7 +215,7 @@ def export(
         raise EvclError(f"{path} should end in {' or '.join(SUFFIXES)}: ONNX, or a program of torch.export")
     if what not in WHAT:
         raise EvclError(f"what must be {' or '.join(map(repr, WHAT))}, not {what!r}")
-    if not learner.parts.run.likelihood.softmax:
+    if not learner.state.run.likelihood.softmax:
         raise EvclError("only learners of classes can be exported: for other targets, use mean_network")
     if samples is not None:
         samples = int(BAYESIAN["predict_samples"].check("samples", samples))
@@ -223,7 +223,7 @@ def export(
         with extra("onnx", "ONNX files need onnx and onnxscript"):
             import onnx  # noqa: F401
             import onnxscript  # noqa: F401
-    learner.parts.head(task)  # raises if there is none, or if a task must be chosen
+    learner.state.head(task)  # raises if there is none, or if a task must be chosen
     packed = _example(learner, x)
     with _tracing():
         module, inputs = _made(learner, packed, task, what, samples)
@@ -248,24 +248,24 @@ def export(
 def _example(learner: Learner, x: object) -> Tensor:
     """A few rows as the learner computes with them: those given, or ones in the shape that it has learned from."""
     if x is not None:
-        example = learner.parts.inputs(x).cpu()[:TRACED_ROWS]
+        example = learner.state.inputs(x).cpu()[:TRACED_ROWS]
     else:
-        shape, form = _shape(learner), learner.parts.reader.call.form
+        shape, form = _shape(learner), learner.state.reader.call.form
         if shape is None:
             raise EvclError(
                 "the file does not say which inputs the network takes: pass some, export(path, x), as to predict"
             )
         if form is not None and form.step:
             shape = (form.fixed + form.step * min(TRACED_LENGTH, (shape[0] - form.fixed) // form.step),)
-        example = torch.ones(TRACED_ROWS, *shape, dtype=learner.parts.reader.dtype)
+        example = torch.ones(TRACED_ROWS, *shape, dtype=learner.state.reader.dtype)
     return example.repeat(TRACED_ROWS, *[1] * (example.dim() - 1))[:TRACED_ROWS]
 
 
 def _shape(learner: Learner) -> tuple[int, ...] | None:
     """The shape of an example; None for a network of the user's own in a file of an earlier version."""
-    if learner.parts.shape is None and isinstance(learner.parts.plain, MLP):
-        return (learner.parts.plain.inputs,)
-    return learner.parts.shape
+    if learner.state.shape is None and isinstance(learner.state.plain, MLP):
+        return (learner.state.plain.inputs,)
+    return learner.state.shape
 
 
 def _made(
@@ -277,10 +277,10 @@ def _made(
         signature, inputs = _signature(learner, packed, mean)
         return Mean(mean, signature), inputs
     run, session, number, head = (
-        learner.parts.run,
-        learner.parts.session,
-        learner.parts.number(task),
-        learner.parts.head(task),
+        learner.state.run,
+        learner.state.session,
+        learner.state.number(task),
+        learner.state.head(task),
     )
     groups = session.groups[head]
     heads, sizes = [one.number for one in groups], [len(one.classes) for one in groups]
@@ -306,7 +306,7 @@ def _made(
 
 def _signature(learner: Learner, packed: Tensor, network: nn.Module | None) -> tuple[Signature, list[Tensor]]:
     """What the exported network takes, and an example of it."""
-    form, dtype, arguments = learner.parts.reader.call.form, learner.parts.reader.dtype, learner.parts.reader.arguments
+    form, dtype, arguments = learner.state.reader.call.form, learner.state.reader.dtype, learner.state.reader.arguments
     if form is not None:
         args, named = form.unpack(packed)
         keys: tuple[Key, ...] = (*range(len(args)), *named)
@@ -325,7 +325,7 @@ def _signature(learner: Learner, packed: Tensor, network: nn.Module | None) -> t
 
 def _base_weights(learner: Learner) -> list[Tensor]:
     """The weights [1, P] of the network whose features the likelihood per class sees; none if it sees the inputs."""
-    network = learner.parts.run.network
+    network = learner.state.run.network
     if network.trunk_names and not network.base_features:
         return []
     weights = network.posterior.mean
@@ -334,9 +334,9 @@ def _base_weights(learner: Learner) -> list[Tensor]:
 
 def _groups(learner: Learner, head: str, base: nn.Module | None, seen: Tensor) -> Groups:
     """The likelihood that tells the groups of a head apart."""
-    session = learner.parts.session
+    session = learner.state.session
     groups, classes = session.groups[head], session.heads[head]
-    statistics, heads = statistics_in(learner.parts.run.memory), [one.number for one in groups]
+    statistics, heads = statistics_in(learner.state.run.memory), [one.number for one in groups]
     numbers = math.prod(seen.shape[1:])
     if statistics is None or not all(k in statistics.classes for k in heads):
         raise EvclError(f"{learner.method.name} tells the classes of this head apart in a way that cannot be exported")
@@ -363,9 +363,9 @@ def _check(
     task: str | int | None,
 ) -> None:
     """Raise if the module predicts something else than the learner does with the same draws of the weights."""
-    run, session, head = learner.parts.run, learner.parts.session, learner.parts.head(task)
+    run, session, head = learner.state.run, learner.state.session, learner.state.head(task)
     x, heads = packed.to(run.network.posterior.mean).unsqueeze(0), [one.number for one in session.groups[head]]
-    wanted = session.mixed(x, head, run.predict_each(x, heads, draws or None, learner.parts.number(task)))[0]
+    wanted = session.mixed(x, head, run.predict_each(x, heads, draws or None, learner.state.number(task)))[0]
     exported = module(*inputs)["probabilities"]
     if float((exported - wanted.to(exported)).abs().max()) > TOLERANCE:
         raise EvclError("no plain network predicts what this learner predicts, so it cannot be exported")

@@ -22,7 +22,7 @@ from evcl.learner.learning import NEW, Become, Learning, Options, Past
 from evcl.learner.persist import Described, card_of, described, unpickled, write
 from evcl.learner.reading import Reader
 from evcl.learner.state import State, tasks_of
-from evcl.methods import Method, check_targets, known_settings
+from evcl.methods import METHODS, Method, check_targets, known_settings
 from evcl.methods import get as get_method
 from evcl.methods.memories import copies_network
 from evcl.nn import MLP, VAE, LoRA, Names, Prior
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 NAMED = 8  # of many classes, this many are named
 ADDED_INPUTS = Setting(1, "inputs to add to a network", low=1, high=1_000_000)
+ATTRIBUTES = {"state", "history", "settings", "method", "seed", "_learning"}  # of a learner, beside those of a subclass
 ACCUMULATE = Setting(1, "parts in which the gradient of a step is computed", low=1, high=1_000_000)
 
 
@@ -142,50 +143,50 @@ class Learner:
         )
         run.network.merges = adapters is not None and adapters.tasks == "merged"
         reader = Reader(arguments, call, dtype, self.method.name if copies else "", chosen)
-        self.parts = State(run, Session(run), reader, adapters)
+        self.state = State(run, Session(run), reader, adapters)
         self.history: dict[str, tuple[Epoch, ...]] = {}
         self._learning = False
 
     def __repr__(self) -> str:
         learned = f"{len(self.tasks)} task{'' if len(self.tasks) == 1 else 's'} learned"
-        return f"{type(self).__name__}({self.parts.run.method.name!r}, seed={self.seed}, {learned})"
+        return f"{type(self).__name__}({self.state.run.method.name!r}, seed={self.seed}, {learned})"
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 
     @property
     def likelihood(self) -> str:
         """What the targets are: categorical, gaussian, bernoulli or poisson; without labels, the name of the energy."""
-        return self.parts.run.likelihood.name
+        return self.state.run.likelihood.name
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the learned tasks, in order."""
-        return tuple(self.parts.session.tasks)
+        return tuple(self.state.session.tasks)
 
     @property
     def heads(self) -> tuple[str, ...]:
         """The names of the heads, in order. A head is named after the task it was made for."""
-        return tuple(self.parts.session.heads)
+        return tuple(self.state.session.heads)
 
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
         """The labels of a task's head: the columns of `predict_proba`. With task="infer", the labels of all heads."""
-        return self.parts.classes(task)
+        return self.state.classes(task)
 
     def predicted_as(self, task: str) -> str:
         """The first task whose predictions are the same as those of this one, for any input: tasks that share a head
         have the same, unless each has weights of its own.
         """
-        return self.parts.predicted_as(task)
+        return self.state.predicted_as(task)
 
     @property
     def knows_unfamiliar(self) -> bool:
         """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
-        return self.parts.session.density is not None
+        return self.state.session.density is not None
 
     @property
     def kept(self) -> int:
         """The number of examples of earlier tasks that the learner keeps."""
-        return sum(task.y.shape[1] for task in self.parts.run.kept_examples())
+        return sum(task.y.shape[1] for task in self.state.run.kept_examples())
 
     # --- what it is, between tasks ---------------------------------------------------------------------------------
 
@@ -196,40 +197,51 @@ class Learner:
         """
         if self._learning:
             raise EvclError("a task is being learned: the learner can be changed after it has ended, or in end_task")
-        before, self._learning = (self.parts, self.history), True
+        before, self._learning = (self.state, self.history, self.settings), True
 
-        def become(parts: State, history: Past) -> None:
-            self.parts, self.history, self._learning = parts, {**self.history, **history}, False
+        def become(state: State, history: Past) -> None:
+            self.state, self.history, self._learning = state, {**self.history, **history}, False
 
         try:
             yield become
         except BaseException:
-            self.parts, self.history = before
+            self.state, self.history, self.settings = before
             raise
         finally:
             self._learning = False
 
     @contextmanager
     def _alone(self) -> Iterator[State]:
-        """Its parts, for one thread at a time: predictions share the buffers of one network."""
-        parts = self.parts
-        with parts.run.lock:
-            yield parts
+        """Its state, for one thread at a time: predictions share the buffers of one network."""
+        state = self.state
+        with state.run.lock:
+            yield state
+
+    def __copy__(self) -> Learner:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
 
     def __deepcopy__(self, memo: dict[int, object]) -> Learner:
         made = memo[id(self)] = object.__new__(type(self))
-        with self._alone() as parts:
-            vars(made).update({**vars(self), "parts": copy.deepcopy(parts, memo), "_learning": False})
+        with self._alone():
+            own = copy.deepcopy(vars(self), {**memo, id(self.method): self.method})
+        vars(made).update(own, _learning=False)
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A learner is pickled as its description and tensors, as in its file, with the user's own network."""
-        with self._alone() as parts:
-            run, (description, tensors) = parts.run, self.described()
-            network = None if description["mlp"] is not None else parts.plain
+        """A learner is pickled as its description and tensors, as in its file, with what is the user's own: a network,
+        a method, attributes.
+        """
+        with self._alone() as state:
+            run, (description, tensors) = state.run, self.described()
+            network = None if description["mlp"] is not None else state.plain
             likelihood = run.likelihood if run.likelihood.name not in {*LIKELIHOODS, *ENERGIES} else None
             own = network, run.network.call.output, likelihood, run.network.posterior.mean.device
-        return unpickled, (type(self), description, tensors, own, self.history)
+        registered = self.method.name in METHODS and (state.adapters or METHODS[self.method.name] is self.method)
+        given = own, None if registered else self.method
+        attributes = {name: value for name, value in vars(self).items() if name not in ATTRIBUTES}
+        return unpickled, (type(self), description, tensors, *given), {**attributes, "history": self.history}
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -324,9 +336,9 @@ class Learner:
         """
         given = {**self.settings, "memory": examples}
         settings = resolve(self.method.name, known_settings(self.method, given), given)
-        check_targets(self.method, settings, self.parts.run.likelihood)
+        check_targets(self.method, settings, self.state.run.likelihood)
         with self._changing() as become:
-            made = self.parts.forked()
+            made = self.state.forked()
             made.run.switch(self.method, settings)
             become(made, {})
             self.settings = settings
@@ -344,13 +356,13 @@ class Learner:
     @property
     def lacking(self) -> tuple[Label, ...]:
         """The old classes of the last task's head that the task had no rows of, although it trained their softmax."""
-        return tuple(self.parts.session.lacking)
+        return tuple(self.state.session.lacking)
 
     def forgetting(self, task: str, lacking: Sequence[str], keep: str | None = "learner.keep(200)") -> str | None:
         """One line of advice for a task that lacks these classes of its head; None if all is well. `keep` is how to
         keep examples.
         """
-        keeps = self.parts.run.kept_examples() or self.settings.get("memory", 0)
+        keeps = self.state.run.kept_examples() or self.settings.get("memory", 0)
         if not lacking or keeps or self.method.generative or self.method.replays:
             return None
         some = ", ".join(lacking[:NAMED]) + (f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else "")
@@ -366,7 +378,7 @@ class Learner:
         """
         from evcl.posterior import NamedPosterior
 
-        network = self.parts.run.network
+        network = self.state.run.network
         own = network.posterior.map(torch.clone, network.layout)
         bayesian = own.log_std is not None
         return NamedPosterior(own, network.first_prior(self.settings.prior_std, own.mean) if bayesian else own)
@@ -383,16 +395,16 @@ class Learner:
         be omitted if there is only one head. With task="infer", the head that predicts an example is inferred (see
         `predictions`).
         """
-        with self._alone() as parts:
-            return parts.predict_proba(x, task)
+        with self._alone() as state:
+            return state.predict_proba(x, task)
 
     def predict(self, x: object, task: str | int | None = None) -> Any:
         """The most probable label of each input, [N], in the form in which labels were given to `learn`.
 
         Of targets other than classes, the expected numbers or counts, or labels 0 and 1; [N, D] if there are several.
         """
-        with self._alone() as parts:
-            return parts.predict(x, task)
+        with self._alone() as state:
+            return state.predict(x, task)
 
     def predictions(self, x: object, task: str | int | None = None) -> Any:
         """`Predictions`: labels and probabilities, how uncertain they are, and why. Of numbers and counts, `Numbers`.
@@ -402,8 +414,8 @@ class Learner:
         relative to its maximum, log(classes). The columns are then the classes of all heads, in the order of
         `classes("infer")`; classes that the example's head does not know have probability 0.
         """
-        with self._alone() as parts:
-            return parts.predictions(x, task)
+        with self._alone() as state:
+            return state.predictions(x, task)
 
     def log_likelihood(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """log p(x) of each example, [N], in nats, under a task's model: a tensor if `x` is one, else an array.
@@ -412,15 +424,15 @@ class Learner:
         per example, 1,000 by default, at the posterior's means. For any other energy, it is the negative energy of x,
         or of the pair (x, y). The task may be left out if all tasks share the whole network, as in a language model.
         """
-        with self._alone() as parts:
-            return parts.log_likelihood(x, task, draws=draws)
+        with self._alone() as state:
+            return state.log_likelihood(x, task, draws=draws)
 
     def sample(self, task: str | int | None = None, n: int = 1) -> Tensor:
         """n inputs that a task's model generates, [n, ...], in the shape that was learned: the mean of p(x | z), for z
         from N(0, I), at the posterior's means. The seed fixes them.
         """
-        with self._alone() as parts:
-            return parts.sample(task, n)
+        with self._alone() as state:
+            return state.sample(task, n)
 
     def evaluate(self, tasks: Task | Iterable[Task] | None = None) -> dict[str, float]:
         """The accuracy on the test set of each of these tasks. All of them must have been learned. Of numbers and
@@ -429,13 +441,13 @@ class Learner:
         Without tasks, the accuracy on the rows that the learner keeps of each earlier task: how much of it is left now.
         It has trained on these rows, so the accuracy on new ones may be lower.
         """
-        with self._alone() as parts:
-            return parts.evaluate(tasks)
+        with self._alone() as state:
+            return state.evaluate(tasks)
 
     def evaluate_kept(self, least: int = 1) -> dict[str, float]:
         """The accuracy on the rows that are kept of each task, if there are at least `least`; empty if none are."""
-        with self._alone() as parts:
-            return parts.evaluate_kept(least)
+        with self._alone() as state:
+            return state.evaluate_kept(least)
 
     def measure(self, data: object, task: str | int | None = None, *, label: str | None = None) -> Any:
         """`Measures`: accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a
@@ -444,15 +456,17 @@ class Learner:
         A benchmark's task is measured on its test set, with its own head. A label that the head does not know counts as
         wrong, with the smallest possible probability. `label` names the column of labels in a dict, as in `learn`.
         """
-        with self._alone() as parts:
-            return parts.measure(data, task, label=label)
+        with self._alone() as state:
+            return state.measure(data, task, label=label)
 
     # --- other forms -----------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> Learner:
         """Move the learner to a device, and return it."""
-        with self._changing(), self._alone() as parts:
-            parts.run.to(usable(device, parts.reader.dtype, parts.run.precision))
+        with self._changing() as become:
+            moved = self.state.forked()
+            moved.run.to(usable(device, moved.reader.dtype, moved.run.precision))
+            become(moved, {})
         return self
 
     def share(self, ranks: Ranks | None) -> Learner:
@@ -461,10 +475,10 @@ class Learner:
         Every process must construct the same learner and call `learn` with the same data; all end with the same
         weights. All other calls concern this process only: let one process save.
         """
-        if ranks is not None and self.parts.run.likelihood.beside:
+        if ranks is not None and self.state.run.likelihood.beside:
             raise EvclError("the noise of numbers is measured on whole batches: one process must learn them alone")
         with self._changing():
-            self.parts.run.ranks = ranks
+            self.state.run.ranks = ranks
         return self
 
     def truncated(self, layer: str, rank: float) -> Learner:

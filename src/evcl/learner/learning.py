@@ -46,10 +46,10 @@ WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high
 MIN_TRIAL_ROWS, MAX_ROWS_ALL_TRIED, MAX_TRIAL_ROWS, FOLDS = 10, 500, 5000, 5  # rows of a first task: see `_trials`
 
 
-def copied(learner: Learner, parts: State) -> Learner:
-    """A copy with these parts that learns on its own, for trials."""
+def copied(learner: Learner, state: State) -> Learner:
+    """A copy with this state that learns on its own, for trials."""
     trial = copy.copy(learner)
-    trial.parts = replace(parts, trial=True)
+    trial.state = replace(state, trial=True)
     return trial
 
 
@@ -88,8 +88,8 @@ class Learning:
         """`become` lets the learner be what it has learned. `label` names the column of labels."""
         options.check()
         self.learner, self.options, self.become = learner, options, become
-        self.parts = learner.parts.forked(label)  # what the learner becomes when the round is learned
-        self.run, self.session = self.parts.run, self.parts.session
+        self.state = learner.state.forked(label)  # what the learner becomes when the round is learned
+        self.run, self.session = self.state.run, self.state.session
         self.rereading: Rereading | None = None  # the loader of the task
 
     # --- the tasks -------------------------------------------------------------------------------------------------
@@ -122,10 +122,10 @@ class Learning:
         counts = None
         if reread := self.options.reread:
             window = None if reread is True else int(WINDOW.check("reread", reread))
-            about = (self.parts.reader, data, learner.seed, self.run.rounds, learner.settings.batch_size, window)
+            about = (self.state.reader, data, learner.seed, self.run.rounds, learner.settings.batch_size, window)
             self.rereading = rereading = Rereading(*about)
             x, y, counts = (
-                self.parts.tested(rereading.x.to(self.run.network.posterior.mean.device)),
+                self.state.tested(rereading.x.to(self.run.network.posterior.mean.device)),
                 rereading.y,
                 rereading.counts,
             )
@@ -133,7 +133,7 @@ class Learning:
         else:
             if self.options.sample_weight is not None:
                 check_order(data)
-            x, y = self.parts.examples(data, "learn")
+            x, y = self.state.examples(data, "learn")
         each = y.unsqueeze(0) if isinstance(y, Tensor) else [y]
         if isinstance(each, Tensor) and not classes and not energy:
             each = self._limited(each)
@@ -160,7 +160,7 @@ class Learning:
         if head is None:
             raise EvclError("head must be 'new', or the name or number of a task whose head to use, not None")
         if head != NEW:
-            chosen = self.parts.head(head)
+            chosen = self.state.head(head)
         elif isinstance(data, Task):
             chosen = data.head
         elif name in heads:
@@ -181,7 +181,7 @@ class Learning:
         if options.epochs is not None:
             epochs = int(learner.method.known_settings["epochs"].check("epochs", options.epochs))
         report = History(" + ".join(names), options.callbacks)
-        held = requested(options.validation, options.patience, lambda data: self.parts.examples(data, "validation"))
+        held = requested(options.validation, options.patience, lambda data: self.state.examples(data, "validation"))
         errors, known = self._new_errors(given) if run.likelihood.beside else {}, set(session.heads)
         validation: Validation | None = None
         measured: TaskData | None = None
@@ -196,7 +196,7 @@ class Learning:
                 session.add_errors(errors, known)
             if warning := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
                 warnings.warn(warning, ForgettingWarning, stacklevel=3)
-            form = self.parts.reader.call.form
+            form = self.state.reader.call.form
             if form is not None and form.step:
                 tasks, held = self._of_one_length(tasks, held)
             classes = session.group_of(given[0], tasks[0])
@@ -230,10 +230,10 @@ class Learning:
         for task in given:
             assert isinstance(task.y, Tensor)
             known = self.session.heads.get(task.head)
-            if known is None and not self.parts.trial and len(given) == 1:
+            if known is None and not self.state.trial and len(given) == 1:
                 errors |= self._trials(task)
             elif known is not None and task.y.shape[2] == len(known):
-                errors[task.head] = self.parts.new_errors(task.x[0], task.y[0], _weights(task), task.head)
+                errors[task.head] = self.state.new_errors(task.x[0], task.y[0], _weights(task), task.head)
         return errors
 
     def _trials(self, task: Given) -> dict[str, Tensor]:
@@ -245,7 +245,7 @@ class Learning:
         folds = order.chunk(FOLDS)
         for fold in folds if n <= MAX_ROWS_ALL_TRIED else folds[:1]:
             rest = order[~torch.isin(order, fold)].sort().values
-            other = copied(self.learner, self.parts.forked())
+            other = copied(self.learner, self.state.forked())
             weights = None if task.weights is None else task.weights[:, rest]
             part = task._replace(x=task.x[:, rest.to(task.x.device)], y=task.y[:, rest], weights=weights)  # type: ignore[call-overload]
             with warnings.catch_warnings():
@@ -254,7 +254,7 @@ class Learning:
                 with_part.learn([part])
             rows, counted = fold.to(task.x.device), _weights(task)
             counted = None if counted is None else counted[fold]
-            errors.append(with_part.parts.new_errors(task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
+            errors.append(with_part.state.new_errors(task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
         return {task.head: torch.cat(errors)}
 
     def _fit(
@@ -277,8 +277,8 @@ class Learning:
         if data is not None:
             x, y = self.session.rows([data])
             records[0]["examples"] -= len(x) if part else 0  # these were not trained on
-            records[0]["validation"] = {"examples": len(x), **self.parts.measured(x, y, given[0].name)._asdict()}
-        learned = replace(self.parts, records=(*self.parts.records, *records), shape=tuple(given[-1].x.shape[2:]))
+            records[0]["validation"] = {"examples": len(x), **self.state.measured(x, y, given[0].name)._asdict()}
+        learned = replace(self.state, records=(*self.state.records, *records), shape=tuple(given[-1].x.shape[2:]))
         if learned.adapters is not None and learned.adapters.tasks == "merged":
             from evcl.training.adapters import merge
 
@@ -316,10 +316,10 @@ class Learning:
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
-        first = next((module for module in self.parts.plain.modules() if not list(module.children())), None)
+        first = next((module for module in self.state.plain.modules() if not list(module.children())), None)
         if isinstance(first, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d)):
             return
-        form = self.parts.reader.call.form
+        form = self.state.reader.call.form
         args, named = ([x], {}) if form is None else form.unpack(x)
         for one in (*args, *named.values()):
             if one.is_floating_point():
@@ -333,8 +333,8 @@ class Learning:
         if (known is None and self.session.tasks) or not self.run.likelihood.heads:
             return None
         weights = sum(math.prod(network.layout.shapes[name]) for name in network.trunk_names)
-        named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self.parts.plain.modules())
-        form = self.parts.reader.call.form
+        named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self.state.plain.modules())
+        form = self.state.reader.call.form
         if named and form is not None and any(one.kind != "float" for one in form.inputs):
             return None
         for task in tasks:
@@ -346,7 +346,7 @@ class Learning:
             some = task.x if step == 1 else task.x[:, ::step]  # what is known of all rows of a frozen trunk is reused
             p = self.run.predict(some, task.head, task=task.task)[0]
             name = next(name for name, some in self.session.groups.items() if task.head in {one.number for one in some})
-            doubt = self.run.likelihood.doubt(p, self.session.scales.get(name), self.parts.draws)
+            doubt = self.run.likelihood.doubt(p, self.session.scales.get(name), self.state.draws)
             one = density(x, doubt, room(columns, weights))
             known = one if known is None else known.merged(one, room(columns, weights))
         return known

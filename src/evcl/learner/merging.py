@@ -78,9 +78,9 @@ class _Part:
     """The base or a site."""
 
     def __init__(self, name: str, learner: Learner) -> None:
-        self.name, self.session, self.records = name, learner.parts.session, list(learner.parts.records)
+        self.name, self.session, self.records = name, learner.state.session, list(learner.state.records)
         self.description, self.tensors = learner.described()
-        run = learner.parts.run
+        run = learner.state.run
         self.network, self.memory, self.settings, self.rounds = run.network, run.memory, run.settings, run.rounds
         self.layout: Layout = run.network.layout
         self.keeps = bool(learner.kept)

@@ -31,7 +31,6 @@ from evcl._core.files import open_tensors, save_tensors
 from evcl._core.forms import Form
 from evcl._core.settings import Settings, resolve
 from evcl._core.version import __version__
-from evcl.callbacks import Epoch
 from evcl.methods import Method, for_settings, known_settings, packing
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, LoRA, Prior, head_names
@@ -154,7 +153,7 @@ OWN_PRIOR = "given"  # in a file, in place of a first prior of the user's own
 
 def about(learner: Learner) -> Described:
     """The part of the description that a card needs."""
-    network, session = learner.parts.run.network, learner.parts.session
+    network, session = learner.state.run.network, learner.state.session
     return {
         "method": learner.method.name,
         "settings": dict(learner.settings),
@@ -169,20 +168,20 @@ def about(learner: Learner) -> Described:
 
 def card_of(learner: Learner) -> Described:
     """The card: see `Learner.card`."""
-    description = {**about(learner), "records": list(learner.parts.records), "versions": versions()}
-    if learner.parts.adapters is not None:
+    description = {**about(learner), "records": list(learner.state.records), "versions": versions()}
+    if learner.state.adapters is not None:
         description["base"] = base_of(learner)
     return card(description, learner.evaluate_kept() if learner.tasks else None)
 
 
 def base_of(learner: Learner) -> str:
     """The sha256 of the base model that adapters are added to."""
-    return base_hash(learner.parts.run.network.trunk, learner.parts.adapters)
+    return base_hash(learner.state.run.network.trunk, learner.state.adapters)
 
 
 def described(learner: Learner) -> tuple[Described, dict[str, Tensor]]:
     """The description, which JSON can hold, and the tensors: see `Learner.described`."""
-    run, plain, session = learner.parts.run, learner.parts.plain, learner.parts.session
+    run, plain, session = learner.state.run, learner.state.plain, learner.state.session
     mlp = plain.described() if isinstance(plain, MLP) else None
     description: Described = {
         **about(learner),
@@ -202,28 +201,28 @@ def described(learner: Learner) -> tuple[Described, dict[str, Tensor]]:
         description["form"] = call.form.described()
     if call.output is not None:
         description["output"] = [FUNCTION] if callable(call.output) else call.output
-    if learner.parts.records:
-        description |= {"records": list(learner.parts.records), "versions": versions()}
-    if learner.parts.shape is not None:
-        description["shape"] = list(learner.parts.shape)
+    if learner.state.records:
+        description |= {"records": list(learner.state.records), "versions": versions()}
+    if learner.state.shape is not None:
+        description["shape"] = list(learner.state.shape)
     description |= run.likelihood.described(session.scales)
     if run.network.whole:
         description["outputs"] = run.network.whole
     if run.accumulate != 1:
         description["accumulate"] = run.accumulate
     description |= _described_groups(learner)
-    if adapter_tensors(plain, learner.parts.adapters) is not None:
+    if adapter_tensors(plain, learner.state.adapters) is not None:
         description["mlp"] = None  # the base model is not in the file
-        lora = None if learner.parts.adapters is None else learner.parts.adapters.described()
+        lora = None if learner.state.adapters is None else learner.state.adapters.described()
         description |= {"adapters": lora, "base": base_of(learner)}
     return description, {name: t.detach().cpu().clone() for name, t in tensors_of(learner).items()}
 
 
 def tensors_of(learner: Learner) -> dict[str, Tensor]:
     """The tensors of a learner's file, by name; they are the learner's own."""
-    run, plain, session = learner.parts.run, learner.parts.plain, learner.parts.session
+    run, plain, session = learner.state.run, learner.state.plain, learner.state.session
     frozen = run.network.trunk.state_dict()
-    if (ours := adapter_tensors(plain, learner.parts.adapters)) is not None:
+    if (ours := adapter_tensors(plain, learner.state.adapters)) is not None:
         frozen = {name: tensor for name, tensor in frozen.items() if name in ours}
     more = {f"{FROZEN}{name}": tensor for name, tensor in frozen.items()}
     if learner.method.trunk is not None and not (
@@ -241,7 +240,7 @@ def tensors_of(learner: Learner) -> dict[str, Tensor]:
 
 def _described_groups(learner: Learner) -> Described:
     """The groups of classes and the domains of the heads; empty if every head is one group, all of it shown."""
-    session = learner.parts.session
+    session = learner.state.session
     heads, groups, shown = session.heads, session.groups, session.shown
     if not any(len(some) > 1 for some in groups.values()) and not any(shown[k][0] < set(c) for k, c in heads.items()):
         return {}
@@ -253,9 +252,9 @@ def _described_groups(learner: Learner) -> Described:
 
 def restore_frozen(learner: Learner, frozen: dict[str, Tensor]) -> None:
     """Restore saved frozen layers and buffers, in the Bayesian network and in the plain copy beside it."""
-    trunk, plain = learner.parts.run.network.trunk, learner.parts.plain
+    trunk, plain = learner.state.run.network.trunk, learner.state.plain
     own = trunk.state_dict()
-    if (ours := adapter_tensors(plain, learner.parts.adapters)) is not None:
+    if (ours := adapter_tensors(plain, learner.state.adapters)) is not None:
         own = {name: tensor for name, tensor in own.items() if name in ours}
     if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in frozen.items()}:
         raise EvclError("the network does not fit the file: its frozen layers or buffers differ")
@@ -290,13 +289,12 @@ def unpickled(
     saved: Described,
     tensors: dict[str, Tensor],
     own: tuple[nn.Module | None, Output, Energy | None, torch.device],
-    history: dict[str, tuple[Epoch, ...]],
+    method: Method | None,
 ) -> Learner:
     """The inverse of `Learner.__reduce__`."""
     network, output, likelihood, device = own
-    made = rebuilt(saved, tensors, network, output, likelihood)
+    made = rebuilt(saved, tensors, network, output, likelihood, method)
     made.__class__ = kind
-    made.history = history
     return made.to(device)
 
 
@@ -306,6 +304,7 @@ def rebuilt(
     network: nn.Module | None = None,
     output: Output = None,
     likelihood: Energy | None = None,
+    method: Method | None = None,
 ) -> Learner:
     """The learner with this description (see `Learner.described`), on the CPU. Earlier formats are upgraded first."""
     saved, tensors = upgraded(saved, tensors)
@@ -317,7 +316,7 @@ def rebuilt(
     whole = _whole(saved)
     weights = trunk.size + (0 if whole else sum((saved["features"] + 1) * size for size in sizes.values()))
     _check_heads(saved, tensors, heads, tasks, weights)
-    method = get_method(saved["method"])
+    method = method or get_method(saved["method"])
     # The file replaces every tensor of an mlp: until then, those of a large one have shapes but no memory. Without
     # memory, torch computes shapes with its compiler, whose import takes seconds.
     device = "cpu" if network is not None or weights <= SMALL_NETWORK else "meta"
@@ -327,11 +326,11 @@ def rebuilt(
     learner = _learner(saved, method, network, trunk, tensors, more)
     del network
     _check_base(learner, saved)
-    run = learner.parts.run
+    run = learner.state.run
     run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
     run.drawn, run.prior = saved.get("drawn") is True, _prior(saved)
     known = checked(saved.get("records"), tasks)
-    learner.parts = replace(learner.parts, shape=_shape(saved), records=tuple(known))
+    learner.state = replace(learner.state, shape=_shape(saved), records=tuple(known))
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
     restore_frozen(learner, {name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
@@ -344,7 +343,7 @@ def rebuilt(
     if not whole:
         run.add_heads(saved["features"], list(sizes.values()))
     run.add_task_weights(len(tasks))
-    session = learner.parts.session
+    session = learner.state.session
     session.heads, session.groups, session.tasks = heads, groups, tasks
     session.shown, session.seen = _used(saved, session)
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
@@ -363,12 +362,12 @@ def rebuilt(
 
 def _check_examples(learner: Learner) -> None:
     """Raise unless the network accepts the examples that the file has stored."""
-    kept = learner.parts.run.kept_examples()
+    kept = learner.state.run.kept_examples()
     for one in kept:
         if one.x.shape[2:] != kept[0].x.shape[2:]:
             raise EvclError("the inputs of its stored examples must all have one shape")
         if one.y.numel():
-            learner.parts.tested(one.x[0])
+            learner.state.tested(one.x[0])
 
 
 def _learner(
@@ -447,9 +446,9 @@ def _left_out(learner: Learner, trunk: Layout, tensors: dict[str, Tensor]) -> li
     """The modules that unsupported="deterministic" left fixed when the file was saved, but that learn in this version:
     LSTM and GRU had no Bayesian form then. The file has their weights among those that do not learn.
     """
-    if learner.parts.run.how.unsupported != "deterministic":
+    if learner.state.run.how.unsupported != "deterministic":
         return []
-    more = [name for name in learner.parts.run.network.trunk_names if name not in trunk.shapes]
+    more = [name for name in learner.state.run.network.trunk_names if name not in trunk.shapes]
     layers = dict.fromkeys(name.rpartition(".")[0] or name for name in more if f"{FROZEN}{name}" in tensors)
     return list(layers)
 
@@ -482,17 +481,17 @@ def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[
         raise EvclError("the number of its columns does not fit the number of its rounds")
     first = {name.removeprefix(FIRST_PREFIX): t for name, t in tensors.items() if name.startswith(FIRST_PREFIX)}
     if first:
-        own = learner.parts.plain.state_dict()
+        own = learner.state.plain.state_dict()
         fits = {name: t.shape for name, t in own.items()} == {name: t.shape for name, t in first.items()}
         if not fits or not all(packing.finite(t) for t in first.values()):
             raise EvclError("the first weights of a new column do not fit the network, or are not finite")
-        learner.parts.plain.load_state_dict(first)
-    learner.parts.run.grow_trunk(rounds)
+        learner.state.plain.load_state_dict(first)
+    learner.state.run.grow_trunk(rounds)
 
 
 def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
     """Restore the trunk's first prior: its centre, if it was the network's own weights, or all of it."""
-    run = learner.parts.run
+    run = learner.state.run
     if run.prior == "zero":
         return
     centre, wanted = tensors["centre"], run.network.centre

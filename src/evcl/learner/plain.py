@@ -24,16 +24,16 @@ def mean_network(learner: Learner, task: str | int | None) -> nn.Module:
     """A plain network with the mean weights: see `Learner.mean_network`."""
     if learner.method.generative:
         raise EvclError(f"{learner.method.name} trains no network: it predicts by a likelihood per class alone")
-    groups = learner.parts.session.groups[learner.parts.head(task)]
+    groups = learner.state.session.groups[learner.state.head(task)]
     if len(groups) > 1:
         raise EvclError(
             f"the classes of this head were learned in {len(groups)} groups, and a likelihood per class tells them "
             "apart: no plain network has that. Use predict_proba, or a learner with one_softmax=True"
         )
-    run, number, k = learner.parts.run, learner.parts.number(task), groups[0].number
+    run, number, k = learner.state.run, learner.state.number(task), groups[0].number
     heads = [k] if run.likelihood.heads else []
     model = next(plain_networks(learner, [run.predictor(number).mean], heads, number))
-    scale, head = learner.parts.session.scales.get(learner.parts.head(task)), model[-1]
+    scale, head = learner.state.session.scales.get(learner.state.head(task)), model[-1]
     if scale is not None and isinstance(head, nn.Linear):
         run.likelihood.rescale_head(head, run.network, k, scale)
     return model
@@ -48,8 +48,8 @@ def plain_networks(
 
     All of them share the tensors that do not learn, unless there is FiLM, which is multiplied into the layers.
     """
-    run = learner.parts.run
-    network, plain = run.network, learner.parts.plain
+    run = learner.state.run
+    network, plain = run.network, learner.state.plain
     if learner.method.trunk is not None:  # the columns up to the task's own
         plain = run.plain_trunk(run.rounds if number is None else number + 1)
     shared: nn.Module | None = None

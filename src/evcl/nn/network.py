@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from evcl._core.devices import limited
@@ -571,7 +572,29 @@ def forked(network: BayesianNetwork, call: Call) -> BayesianNetwork:
     values = network.posterior, network.beside, network.layout, network.task_weights
     memo: dict[int, object] = {**sharing(network), **{id(one): one for one in values}}
     memo |= {id(network.weights): copy.copy(network.weights), id(network.call): call}
-    return copy.deepcopy(network, {**memo, id(network.scales): dict(network.scales)})
+    with CopiedTensors(shared=True):
+        return copy.deepcopy(network, {**memo, id(network.scales): dict(network.scales)})
+
+
+class CopiedTensors(TorchFunctionMode):
+    """In this context `copy.deepcopy` also takes tensors that were computed, which torch refuses, wherever a user's
+    module keeps them: they are copied without their history or, if `shared`, every tensor is the same one.
+    """
+
+    def __init__(self, shared: bool = False) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Tensor, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func is Tensor.__deepcopy__ and (self.shared or not args[0].is_leaf):
+            return args[0] if self.shared else args[0].detach().clone()
+        return func(*args, **(kwargs or {}))
 
 
 def sharing(module: nn.Module) -> dict[int, object]:

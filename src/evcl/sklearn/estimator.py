@@ -232,7 +232,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         before, rows = opened.before, opened.rows
         spread = spread or before is not None or self.likelihood == "categorical"
         learner = self._new(opened) if before is None else self._next(before, opened.scaling)
-        learner.parts = replace(learner.parts, trial=not spread)
+        learner.state = replace(learner.state, trial=not spread)
         scaling = opened.scaling.after(rows.x) if self.scale else opened.scaling
         x = scaling(rows.x)
         name = _free(learner.tasks) if opened.name is None else opened.name
@@ -251,7 +251,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 **self._options(learner),
             )
         self._told(learner, name)
-        learner.parts = replace(learner.parts, trial=False)
+        learner.state = replace(learner.state, trial=False)
         self._learner, self._scaling = learner, scaling
         return opened._replace(learned=True, spread=spread)
 

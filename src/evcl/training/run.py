@@ -43,7 +43,7 @@ from evcl.nn.convert import INIT_SHARE
 from evcl.nn.independence import check_examples_independent
 from evcl.nn.inputs import Call
 from evcl.nn.lora import adapted
-from evcl.nn.network import forked
+from evcl.nn.network import CopiedTensors, forked
 from evcl.nn.per_task import TaskWeights
 from evcl.posterior import Extending
 from evcl.targets import CATEGORICAL, Likelihood
@@ -222,7 +222,8 @@ class Run:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Run:
         made = memo[id(self)] = copy.copy(self)
-        vars(made).update(copy.deepcopy({**vars(self), "lock": None}, memo), lock=RLock())
+        with CopiedTensors():
+            vars(made).update(copy.deepcopy({**vars(self), "lock": None}, memo), lock=RLock())
         return made
 
     def forked(self, call: Call) -> Self:
