@@ -43,7 +43,7 @@ SCALE_ROWS = 10_000  # rows that tell the scale of inputs
 ENTROPY_ROWS = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 NEW = "new"  # the value of `head` that gives a task its own head
 WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high=1_000_000_000)
-FEWEST, ALL_TRIED, MOST_TRIED, FOLDS = 10, 500, 5000, 5  # rows of a first task for which `_trials` has parts: see there
+MIN_TRIAL_ROWS, MAX_ROWS_ALL_TRIED, MAX_TRIAL_ROWS, FOLDS = 10, 500, 5000, 5  # rows of a first task: see `_trials`
 
 
 def copied(learner: Learner, parts: State) -> Learner:
@@ -239,11 +239,11 @@ class Learning:
     def _trials(self, task: Given) -> dict[str, Tensor]:
         """The errors on parts of a first task, each predicted by a copy of the learner that learns the other rows."""
         n, errors = task.x.shape[1], []
-        if not FEWEST <= n <= MOST_TRIED or self.options.validation is not None:
+        if not MIN_TRIAL_ROWS <= n <= MAX_TRIAL_ROWS or self.options.validation is not None:
             return {}
         order = torch.randperm(n, generator=generator(self.learner.seed, Purpose.TRIAL, self.run.rounds))
         folds = order.chunk(FOLDS)
-        for fold in folds if n <= ALL_TRIED else folds[:1]:
+        for fold in folds if n <= MAX_ROWS_ALL_TRIED else folds[:1]:
             rest = order[~torch.isin(order, fold)].sort().values
             other = copied(self.learner, self.parts.forked())
             weights = None if task.weights is None else task.weights[:, rest]

@@ -23,7 +23,7 @@ from evcl._core.randomness import Purpose, generator
 from evcl.nn import MLP
 from evcl.streams.arrays import Array, transposed
 
-HIDDEN, OUT, BIAS = 4.0, 16.0, 4.0  # prior variances: of hidden and of output weights times the fan-in, of biases
+HIDDEN_PRIOR, OUTPUT_PRIOR, BIAS_PRIOR = 4.0, 16.0, 4.0  # variances; those of weights are times the fan-in
 
 
 class Network(Protocol):
@@ -53,15 +53,15 @@ class Perceptron:
         for fan_in, units in pairwise(widths):
             self.groups.append((place, units, fan_in + 1))
             place += units * (fan_in + 1)
-            own = np.full((units, fan_in + 1), HIDDEN / fan_in)
-            own[:, -1] = BIAS / 4
+            own = np.full((units, fan_in + 1), HIDDEN_PRIOR / fan_in)
+            own[:, -1] = BIAS_PRIOR / 4
             variances.append(own.flatten())
         self.prior = np.concatenate(variances) if variances else np.empty(0)
         inputs, last = widths[0], widths[-1]
-        parts = [np.full(last, OUT / last)] if len(widths) > 1 else []
+        parts = [np.full(last, OUTPUT_PRIOR / last)] if len(widths) > 1 else []
         if skip or len(widths) == 1:
-            parts.append(np.full(inputs, HIDDEN / inputs))
-        self.row = np.concatenate([*parts, np.full(1, BIAS)])
+            parts.append(np.full(inputs, HIDDEN_PRIOR / inputs))
+        self.row = np.concatenate([*parts, np.full(1, BIAS_PRIOR)])
 
     def backward(self, weights: Array, x: Array) -> tuple[Array, list[tuple[Array, Array]], Array]:
         """The outputs [R, n, K]. For each hidden layer, the inputs of its units [R, n, size], the last of which is 1,
@@ -137,7 +137,7 @@ class Module:
         self.start = torch.cat([own[name].detach().flatten() for name in self.shapes] or [x.new_empty(0)]).numpy()
         fans = [math.prod(shape[1:]) if len(shape) > 1 else 0 for shape in self.shapes.values()]
         each = [
-            np.full(shape.numel(), HIDDEN / f if f else BIAS / 16)
+            np.full(shape.numel(), HIDDEN_PRIOR / f if f else BIAS_PRIOR / 16)
             for f, shape in zip(fans, self.shapes.values(), strict=True)
         ]
         self.prior = np.concatenate(each or [np.empty(0)])
@@ -149,7 +149,7 @@ class Module:
         if not isinstance(features, Tensor) or len(features) != len(x):
             raise EvclError("the network must return one tensor [n, ...] with the features of n rows")
         count = features[0].numel()
-        self.row = np.concatenate([np.full(count, OUT / count), np.full(1, BIAS)])
+        self.row = np.concatenate([np.full(count, OUTPUT_PRIOR / count), np.full(1, BIAS_PRIOR)])
 
     @torch.inference_mode()
     def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
