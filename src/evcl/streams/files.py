@@ -123,7 +123,7 @@ class Files:
         return kinds
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: one.source.shapes[name] for one in self.files for name in one.kinds}
+        return {name: one.source.shapes[name] for one in reversed(self.files) for name in one.kinds}  # the first says
 
     def pieces(self) -> Iterator[Piece]:
         """All rows in order: the columns that are learned from, and TARGET and TIME."""
