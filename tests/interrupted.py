@@ -31,7 +31,7 @@ def assert_stopped_run_ends_the_same(config, folder, polls=(4,)):
         except Stopped:
             where = last("parts").description
             stopped.append((where["round"], where.get("stage")))
-    assert len(stopped) > 2
+    assert len(stopped) >= 2
     assert replace(found, seconds=0.0) == replace(wanted, seconds=0.0)
     ours, theirs = (last(name).tensors for name in ("parts", "whole"))
     assert ours.keys() == theirs.keys()

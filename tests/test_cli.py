@@ -72,7 +72,7 @@ def test_a_result_and_a_report_name_the_method_that_the_settings_compose(evcl):
     assert evcl("run", "split-digits", "--method", "evcl", "--set", "memory=20", *FAST, "--out", "r")[0] == 0
     result = json.loads(Path("r/result.json").read_text())
     assert (result["method"], result["composed"], result["config"]["memory"]) == ("evcl", "evcl-er", 20)
-    assert "EVCL + replay" in evcl("report", "r")[1]
+    assert "evcl-er" in evcl("report", "r")[1]
 
 
 def test_the_same_command_twice_gives_the_same_bytes_but_for_seconds(evcl):

@@ -127,7 +127,7 @@ def test_the_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
     learned = "split-digits --method evcl --seeds 1 --tasks 2 --epochs 1 --out tried"
     assert "average accuracy" in tried(installed, tmp_path, command, "run", *learned.split())
     tried(installed, tmp_path, command, "report", "tried")
-    assert (tmp_path / "tried" / "index.html").stat().st_size > 1_000_000
+    assert (tmp_path / "tried" / "index.html").stat().st_size > 40_000
     program = """
 import numpy as np, evcl
 x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
