@@ -17,19 +17,19 @@ import pytest
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "evcl"
 BUDGETS = {
-    "lines of src": 52_800,
-    "private names of other objects": 240,
-    "branches on the kind of a target": 48,
-    "functions with more than 8 parameters": 32,
-    "Any": 930,
-    "lines of tests": 45_300,
+    "lines of src": 50_700,
+    "private names of other objects": 0,
+    "branches on the kind of a target": 2,
+    "functions with more than 8 parameters": 15,
+    "Any": 305,
+    "lines of tests": 41_300,
 }
 WALKS = {  # how many functions and classes are entered for the first time, and in how many files
-    "learn a second task": (400, 67),
-    "learn a row": (77, 14),
-    "evcl run": (920, 145),
-    "evcl learn": (1145, 188),
-    "evcl report": (236, 39),
+    "learn a second task": (395, 57),
+    "learn a row": (75, 13),
+    "evcl run": (890, 119),
+    "evcl learn": (1080, 148),
+    "evcl report": (230, 30),
 }
 KINDS = {"CATEGORICAL", "BERNOULLI", "NEXT_TOKEN", "GAUSSIAN", "POISSON"}
 LIKELIHOODS = ("Likelihood", "Categorical", "Gaussian(", "Poisson", "Bernoulli", "Energy", "NegativeBinomial")
