@@ -25,10 +25,10 @@ BUDGETS = {
     "lines of tests": 41_300,
 }
 WALKS = {  # how many functions and classes are entered for the first time, and in how many files
-    "learn a second task": (395, 57),
+    "learn a second task": (398, 57),
     "learn a row": (75, 13),
-    "evcl run": (890, 119),
-    "evcl learn": (1080, 148),
+    "evcl run": (900, 120),
+    "evcl learn": (1085, 148),
     "evcl report": (230, 30),
 }
 KINDS = {"CATEGORICAL", "BERNOULLI", "NEXT_TOKEN", "GAUSSIAN", "POISSON"}
