@@ -21,7 +21,7 @@ BUDGETS = {
     "private names of other objects": 0,
     "branches on the kind of a target": 2,
     "functions with more than 8 parameters": 15,
-    "Any": 305,
+    "Any": 304,
     "lines of tests": 41_300,
 }
 WALKS = {  # how many functions and classes are entered for the first time, and in how many files

@@ -83,6 +83,16 @@ class Fresh(NamedTuple):
     posterior: Gaussian
 
 
+def switched(cls: type, memory: Any, empty: Callable[[], Any]) -> object:
+    """The memory of a method that goes on with one of class `cls`, with a memory of examples added, which wraps the
+    present one and starts `empty`, or removed, or the same.
+    """
+    now, before = (hows(one).keys() for one in (cls, memory))
+    if now == before:
+        return memory
+    return memory.inner if "inner" in before and "inner" not in now else replace(empty(), inner=memory)
+
+
 def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) -> M:
     """The memory before the first task. `another(field, make)` makes a second network."""
     values: dict[str, object] = {}

@@ -103,7 +103,13 @@ class Model(OfTable):
             warnings.filterwarnings("ignore", UNSCALED)
             classes = None if self.numeric else tuple(sorted({*map(int, known), *y.tolist()}))
             self.learner.learn(
-                train, name, shared, asked.epochs, classes=classes, callbacks=asked.callbacks, checkpoint=checkpoint
+                train,
+                task=name,
+                head=shared,
+                epochs=asked.epochs,
+                classes=classes,
+                callbacks=asked.callbacks,
+                checkpoint=checkpoint,
             )
         known_before, self.labels = len(self.labels), labels
         line = {

@@ -22,7 +22,7 @@ from evcl._core.randomness import Noise, Purpose, generator, weights_of
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided
 from evcl.methods import Fitted, Learned, Method, Model, Round, TaskData, for_settings, memories, packing
-from evcl.methods.memories import Fresh, hows
+from evcl.methods.memories import Fresh
 from evcl.methods.method import Asked, Newcomer
 from evcl.nn import (
     BayesianNetwork,
@@ -413,20 +413,20 @@ class Run:
 
     def switch(self, method: Method, settings: Settings) -> None:
         """Follow this method, with these settings, from now on: the same as before with a memory of examples added or
-        changed, or removed. A memory that is added wraps the present one, and starts empty.
+        changed, or removed.
         """
-        memory, mean = self.memory, self.network.posterior.mean
+        mean = self.network.posterior.mean
         method = for_settings(method, settings)
-        now, before = (hows(one).keys() for one in (method.memory, memory))
-        if now != before and "inner" in before and "inner" not in now:
-            memory = memory.inner
-        elif now != before:
+
+        def empty() -> object:
             centre, trunk = torch.zeros_like(mean), self.network.centre
             if not trunk.is_meta:  # that of an mlp from a file: it is 0
                 centre[:, : trunk.shape[1]] = trunk
             fresh = Fresh(replace(self.network.posterior, mean=centre), self.network.posterior)
-            memory = replace(memories.initial(method.memory, fresh, _no_network), inner=memory)
-        self.memory, self.method, self.settings = memory, method, stack([settings], mean)
+            return memories.initial(method.memory, fresh, _no_network)
+
+        self.memory = memories.switched(method.memory, self.memory, empty)
+        self.method, self.settings = method, stack([settings], mean)
         self.changed()
 
     def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
