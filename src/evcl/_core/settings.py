@@ -106,10 +106,18 @@ def _real(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-TRAINING, BAYESIAN, ELASTIC, CORESET, _EVERY_RUN = (
-    {name: Setting(**about | {"choices": tuple(about.get("choices", ()))}) for name, about in group.items()}
-    for group in tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8")).values()
-)
+def read(path: Path) -> dict[str, dict[str, Setting]]:
+    """The groups of settings in a table in TOML."""
+    groups = tomllib.loads(path.read_text("utf-8"))
+    return {
+        group: {name: Setting(**one | {"choices": tuple(one.get("choices", ()))}) for name, one in settings.items()}
+        for group, settings in groups.items()
+    }
+
+
+TRAINING, BAYESIAN, _ELASTIC, CORESET, _EVERY_RUN = read(Path(__file__).with_name("settings.toml")).values()
+ELASTIC = _ELASTIC
+"""The settings of the elastic penalty and of its Fisher."""
 VALIDATION, SEED = _EVERY_RUN.values()
 
 

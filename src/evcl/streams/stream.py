@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from evcl._core.errors import BadExample, EvclError
 from evcl._core.inputs import Label, inputs, labels
-from evcl._core.settings import SEED, Setting, Settings, resolve
+from evcl._core.settings import SEED, Settings, read, resolve
 from evcl.streams.alarm import Alarm, Columns, Detector
 from evcl.streams.arrays import Array, Stateful, Values, finite, total, within
 from evcl.streams.building import bank_of
@@ -24,9 +23,7 @@ from evcl.streams.observing import parts
 from evcl.streams.scaling import MAX_DEVIATIONS, Scaling, squashed
 from evcl.targets import get as get_likelihood
 
-_TABLE = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))
-SETTINGS = {name: Setting(**about | {"choices": tuple(about.get("choices", ()))}) for name, about in _TABLE.items()}
-SETTINGS["seed"] = SEED
+SETTINGS = read(Path(__file__).with_name("settings.toml"))["stream"] | {"seed": SEED}
 """The settings of a stream, by name."""
 OUTPUTS_AT_ONCE = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
 Rows = object  # what numpy or torch takes
