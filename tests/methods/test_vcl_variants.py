@@ -14,6 +14,7 @@ from torch import nn
 import evcl
 from evcl.methods import Mixed, TaskData
 from evcl.methods.gvcl import ScaledKL
+from evcl.methods.kl import KL
 from evcl.methods.redraw import redrawn
 from evcl.nn import Gaussian, outputs
 
@@ -46,6 +47,15 @@ def test_its_springs_are_its_gradients(strength, generator):
     q, prior, first = some(generator)
     weight = torch.tensor([[0.1], [1.0], [2.0]], dtype=F64)
     assert_springs([ScaledKL(prior, first, strength, weight)], q, rtol=1e-10)
+
+
+def test_with_strength_1_it_is_the_kl_where_the_prior_is_no_wider_than_the_first(generator):
+    q, prior, first = some(generator)
+    torch.testing.assert_close(ScaledKL(prior, first, 1.0, 0.3).loss(q), KL(prior, 0.3).loss(q), rtol=1e-12, atol=0)
+    wider = Gaussian(prior.mean, prior.log_std + 3)
+    assert (ScaledKL(wider, first, 1.0, 0.3).loss(q) > KL(wider, 0.3).loss(q) + 1).all()
+    same = Gaussian(prior.mean, (-0.5 * first.log()).expand_as(prior.mean))  # nothing was added: no strength matters
+    torch.testing.assert_close(ScaledKL(same, first, 1e3, 0.3).loss(q), KL(same, 0.3).loss(q), rtol=1e-12, atol=0)
 
 
 def tasks(generator, n=120):

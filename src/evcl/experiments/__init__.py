@@ -2,7 +2,7 @@
 
 In: a `Config`: one benchmark, one method, settings, seeds. Out: a `Result` for each, on disk once; sweeps and
 searches.
-To change: scheduling (`cells.py`, `programs.py`, engines). Fixed: `result.json` and a cell's key (`store.py`);
+To change: scheduling (`parallel.py`, engines). Fixed: `result.json` and a cell's key (`store.py`);
 increase `NUMBERS` with every change after which the same settings give different numbers (`tests/test_golden.py`).
 """
 
