@@ -7,8 +7,8 @@ q = N(mu, s2) with s2 = sigma^2. On task t, with N_t examples, Adam moves mu and
 
 The NLL is that of weights drawn from q_t. The KL keeps q_t near the prior q_{t-1}, the posterior of the last task; the
 first prior is N(0, 1). The elastic term keeps each weight near its anchor, the mean mu* and variance s2* of q_{t-1}, in
-proportion to its importance for earlier tasks: F, the diagonal Fisher information, summed over tasks. Without this term
-(lambda = 0), the method is VCL (Nguyen et al., 2018). `python examples/evcl_in_100_lines.py` compares the two.
+proportion to its importance: F, the diagonal Fisher information of the last task (gamma = 1 sums those of all tasks).
+Without this term (lambda = 0), this is VCL (Nguyen et al., 2018). `python examples/evcl_in_100_lines.py` compares both.
 """
 
 import torch
@@ -62,7 +62,7 @@ def fisher(layers: list[Layer], x: Tensor) -> list[Tensor]:
 
 
 def learn(
-    layers: list[Layer], x: Tensor, y: Tensor, rng: Generator, lambda_: float, beta: float = 0.001, gamma: float = 1.0,
+    layers: list[Layer], x: Tensor, y: Tensor, rng: Generator, lambda_: float, beta: float = 0.001, gamma: float = 0.0,
     lr: float = 0.01, epochs: int = 10, batch: int = 64,
 ) -> None:  # fmt: skip
     adam = torch.optim.Adam([parameter for q in layers for parameter in (q.mu, q.log_sigma)], lr)

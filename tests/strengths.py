@@ -19,7 +19,19 @@ ELASTIC = ("strength", 0.1, 1000.0)
 KL = ("tempering", 0.01, 100.0)
 STRENGTHS = {
     **dict.fromkeys(
-        ("evcl", "evcl-film", "evcl-er", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC
+        (
+            "evcl",
+            "evcl-film",
+            "evcl-paper",
+            "evcl-er",
+            "kfac-evcl",
+            "gvcl",
+            "gvcl-film",
+            "ewc",
+            "ewc-offline",
+            "kfac-ewc",
+        ),
+        ELASTIC,
     ),
     **dict.fromkeys(("evcl-dgr", "si", "mas", "xdg", "lwf", "fromp"), ELASTIC),
     **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
@@ -43,7 +55,8 @@ WITHOUT = (
 )
 WITHOUT += ("generative-classifier",)
 OTHERWISE = ("xdg", "progress-compress")  # without strength, they train a part of the units, or from other labels
-OWN = {"fromp": {"clip": 0.0}}  # plain steps but for what holds the weights
+# fromp: plain steps but for what holds the weights; evcl-paper: its own KL term alone would hold them
+OWN = {"fromp": {"clip": 0.0}, "evcl-paper": {"tempering": 0.001, "init_std": 0.02}}
 
 
 def task(number, head, device="cpu"):

@@ -6,6 +6,7 @@ In float64, with the same first weights, batches and noise, the page is the orac
 from __future__ import annotations
 
 import ast
+import inspect
 import runpy
 from itertools import pairwise
 from pathlib import Path
@@ -161,6 +162,12 @@ def updates():
         heard("rules.Adam.step", lambda left: noted.append((grads.pop(), left["self"].weights.clone())), "return"),
     ):
         yield noted
+
+
+def test_the_fisher_is_that_of_the_last_task_alone(page):
+    """As in Algorithm 1 of the paper. The released code sums the Fishers: gamma = 1."""
+    assert inspect.signature(page.learn).parameters["gamma"].default == 0
+    assert configure("split-digits", "evcl", "paper").settings["fisher_decay"] == 0
 
 
 def test_the_library_takes_the_pages_steps(pair, updates):

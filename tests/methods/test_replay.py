@@ -18,7 +18,7 @@ from evcl._core.randomness import generator
 from evcl.methods import METHODS, Minibatch, TaskData, packing
 from evcl.methods.evcl_er import completed, remaining, represented
 from evcl.methods.generator import VAE, begun, generated, made
-from evcl.nn import Gaussian
+from evcl.nn import Gaussian, outputs
 from evcl.targets import Bound
 
 LR, MEMORY, BATCH = 0.05, 12, 10
@@ -178,7 +178,7 @@ def optimum(fit, places, seen, known):
     for one in inputs:
         m = one.y.shape[1]
         k, rows = one.x[0, :, 0].long(), one.x[0, :, 1].long()
-        times = 0.5 * loss.strength[0][0, at : at + m] * WARM**2 / size / term.weight
+        times = 0.5 * loss.strength[0][0, at : at + m] / size / term.weight  # T^2 KL has the unit of an NLL
         data.append((places[k, rows], known.mean[0, places[k, rows]], times))
         at += m
     return posterior(term.prior, data)
@@ -201,7 +201,7 @@ def test_rows_count_once_in_all_for_every_share(alpha):
     new, inputs = fit.data
     assert not inputs.weights.any()  # labels of kept rows are not learned again
     assert bool((new.weights == 2).all())
-    carried = float(fit.losses[0].strength[0].sum()) * WARM**2 / inputs.y.shape[1] / 2  # in units of the new task
+    carried = float(fit.losses[0].strength[0].sum()) / inputs.y.shape[1] / 2  # in units of the new task
     left, each = remaining(
         run.memory.rehearsal.kept, [ROWS], run.memory.inner.rows, alpha, round_of(run, [numbered(1)])
     )
@@ -211,6 +211,20 @@ def test_rows_count_once_in_all_for_every_share(alpha):
     added, before = ((-2 * q.log_std).exp() - 1 / 0.64 for q in (fit.terms[0].prior, run.memory.inner.prior))
     torch.testing.assert_close(added, (1 - alpha) * before)
     assert torch.equal(fit.terms[0].prior.mean, run.memory.inner.prior.mean)
+
+
+@pytest.mark.parametrize("warm", [1.0, 2.0, 8.0])
+def test_an_old_row_counts_once_at_every_temperature(warm):
+    """The curvature of the whole term by the bias of a class is alpha sum_x p (1 - p), p = softmax(z / T)."""
+    run = learned("evcl-er", [task(0, 0)], memory=EXAMPLES, replay_share=1.0, distill_temperature=warm)
+    fit = first_fit(run, [task(1, 0)])
+    (loss,), x, network = fit.losses, fit.data[1].x, run.network
+    mean, step = network.posterior.mean.clone(), 1e-3
+    p = (outputs(network, mean, network.layout, x, [0]) / warm).softmax(2)[0, :, 0]
+    network.layout.view(mean, "head 0.bias")[0, 0] += step
+    network.bind(mean, None, network.layout)
+    moved = float(loss(network, Minibatch(x, x, EXAMPLES + torch.arange(EXAMPLES).unsqueeze(0))).detach())
+    assert EXAMPLES * moved / 2 == pytest.approx(0.5 * step**2 * float((p * (1 - p)).sum()), rel=1e-2)  # half a batch
 
 
 def test_a_task_without_kept_rows_stays_in_the_posterior():

@@ -440,7 +440,7 @@ def test_a_language_model_keeps_its_first_text_and_learns_the_second():
         before = [float(one.log_likelihood(x).mean()) for x in (first, second)]
         one.learn(second)
         found[method] = [float(one.log_likelihood(x).mean()) - b for x, b in zip((first, second), before, strict=True)]
-    assert found["evcl"][0] > found["naive"][0] / 2  # nats lost
+    assert found["evcl"][0] > 0.6 * found["naive"][0]  # nats lost
     assert found["evcl"][1] > found["naive"][1] / 2  # nats won
 
 

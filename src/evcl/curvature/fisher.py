@@ -118,8 +118,8 @@ def fisher(
 ) -> Tensor:
     """[R, P]: the Fisher of these examples.
 
-    `generators`, one per replica, are used only by `sampled`. `temperature` ([R, 1], or one number) divides the logits.
-    `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours is added to its own.
+    `generators`, one per replica, are used only by `sampled`. `temperature` ([R, 1], or one number) is that of
+    `Estimate`. `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours is added to its own.
     """
     targets = likelihood_targets(sample, kind, generators, temperature, likelihood)
     return _mean_of(torch.square, sample, targets, spread)

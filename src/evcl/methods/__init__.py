@@ -46,7 +46,7 @@ else:
 
 # A method is in the file of its name, or else in the file where it is composed or where a relative of it is
 _HOMES = {
-    "composed": "evcl evcl-film kfac-evcl vcl ewc kfac-ewc",
+    "composed": "evcl evcl-film evcl-paper kfac-evcl vcl ewc kfac-ewc",
     "coreset": "vcl-random-coreset vcl-kcenter-coreset random-coreset kcenter-coreset",
     "generative": "generative-classifier",
     "gvcl": "gvcl-film",

@@ -11,6 +11,8 @@
 `fisher_spread` is, to first order, a damping of the factors. `kfac-ewc` is Laplace's approximation, task after task
 (Ritter, Botev and Barber, 2018).
 
+`evcl-paper` is EVCL as in the paper, without any part: by default, it has the settings of the preset `paper`.
+
 `evcl-film`: each distilled head needs a pass through the trunk with the scales and shifts of its own task, and on
 validation data of the digits the results are no worse without (5 permuted tasks, 4 seeds: 96.8 ± 1.1, with `distill`
 0.15 96.5 ± 0.4; split, 6 seeds: 99.9 ± 0.3 and 99.3 ± 0.0; both at the same learning rate of the scales and shifts).
@@ -49,5 +51,13 @@ DISTILLED = with_distillation(
 )
 EVCL = replace(with_classes(DISTILLED), kept_as="evidence")
 EVCL_FILM = with_film(EVCL, distill=0.0)
+EVCL_PAPER = with_defaults(
+    evcl.EVCL,
+    "evcl-paper",
+    **{"lr": 1e-3, "lr_schedule": "constant", "batch_size": 256, "epochs": 100},
+    **{"tempering": 1.0, "init_std": 1e-4, "prior_std": 1.0, "std_lr_scale": 1.0, "std_update": "adam"},
+    **{"std_rate": 0.01, "predict_samples": 8, "strength": 100.0, "fisher_decay": 0.0, "fisher_scale": "none"},
+    **{"fisher_temperature": 1.0, "fisher_spread": 0.0},
+)
 KFAC_EVCL = with_defaults(EVCL, "kfac-evcl", importance="kfac", strength=1.0)
 KFAC_EWC = with_defaults(EWC, "kfac-ewc", importance="kfac", strength=1.0)

@@ -3,7 +3,7 @@
 L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}) + lambda/2 sum_i F_i [(mu_i - mu*_i)^2 + (s2_i - s2*_i)^2]
 
 The anchor (mu*, s2*) is the posterior at the end of the last task, which is also the prior q_{t-1}. With the default
-`fisher_scale`, F = sum_k n_k T^2 F_k / N_t: the weight that Laplace's approximation gives the rows of earlier tasks
+`fisher_scale`, F = sum_k n_k F_k / N_t: the weight that Laplace's approximation gives the rows of earlier tasks
 relative to those of the new one, so that lambda = 1 has a meaning.
 
 This is the plain method, as in the paper. composed.py adds distillation, a softmax for each group of classes and each

@@ -18,11 +18,12 @@ F takes the covariances into account, but is estimated from few rows; the Gaussi
 
 So EVCL with replay minimises, n_k being the number of rows of task k and n that of the new task,
 
-    mean NLL + alpha/n sum_k n_k mean_x KL(softmax(z*(x)/T) || softmax(z(x)/T)),  x of task k
+    mean NLL + alpha/n sum_k n_k T^2 mean_x KL(softmax(z*(x)/T) || softmax(z(x)/T)),  x of task k
     + beta/n KL(q_t || q_{t-1}^(1-alpha) N(mu, s_0)^alpha) + (1 - alpha) elastic term
 
 q_{t-1}^(1-alpha) N(mu, s_0)^alpha is the Gaussian with the means mu and the precision 1/s_0 + (1-alpha) (1/s - 1/s_0).
-T is `distill_temperature`: a softened output also says which of the other classes an input resembles. Labels of kept
+T is `distill_temperature`: a softened output also says which of the other classes an input resembles. With the factor
+T^2 its curvature is in the unit of that of the NLL, whatever T is: with it, an old row counts once. Labels of kept
 rows are not learned again: each says less than the outputs of a network that has seen all rows, and would count twice
 beside them. In a linear Gaussian model of which all rows are kept, every alpha gives the exact posterior. With 0, this
 is EVCL without distillation.
@@ -104,8 +105,8 @@ def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
 def recalled(
     inputs: Sequence[TaskData], shares: Sequence[Number], rehearsal: Rehearsal, round_: Round, s: Settings
 ) -> Distillation:
-    """sum_k share_k mean_x KL(softmax(z*(x)/T) || softmax(z(x)/T)), over the inputs of task k, in batches of which half
-    the rows are inputs. The last posterior knew nothing of a class that was added to a head since: there, its
+    """sum_k share_k T^2 mean_x KL(softmax(z*(x)/T) || softmax(z(x)/T)), over the inputs of task k, in batches of which
+    half the rows are inputs. The last posterior knew nothing of a class that was added to a head since: there, its
     probability is 0.
     """
     network, mean, warm = round_.network, round_.posterior.mean, s.distill_temperature
@@ -122,7 +123,7 @@ def recalled(
         z[:, :, known[task.head] :] = IMPOSSIBLE_LOGIT
         said[k][:, at : at + m] = z.log_softmax(2)
         own = torch.ones_like(mean[:, :1]) if task.weights is None else task.weights
-        strengths[k][:, at : at + m] = 2 * share * size / m * own / warm**2  # a distillation loss has the factor T^2
+        strengths[k][:, at : at + m] = 2 * share * size / m * own
         at += m
     return Distillation(said, warm, strengths, heads, again=lambda x: [one[:, :0] for one in said])
 

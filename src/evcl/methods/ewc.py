@@ -2,7 +2,7 @@
 
 L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2,   F <- gamma F + F_t
 
-With the default `fisher_scale`, F_t is n_t T^2 times the Fisher of task t, and F is divided by the number of new rows.
+With the default `fisher_scale`, F_t is n_t times the Fisher of task t, and F is divided by the number of new rows.
 This is the plain method; composed.py adds distillation, and other measures of importance.
 """
 

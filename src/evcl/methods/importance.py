@@ -32,8 +32,8 @@ def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
 
 def scale(total: Tensor, fitted: Fitted, task: TaskData, s: Settings) -> Number:
     """What `fisher_scale` multiplies a task's Fisher by; `total` [R, 1] is its sum over the fit's weights."""
-    if s.fisher_scale == "examples":  # to second order, the distillation loss on the task's rows
-        return task.n * s.fisher_temperature**2
+    if s.fisher_scale == "examples":  # to second order, the NLL of the task's rows
+        return task.n
     if s.fisher_scale == "task":
         return sum(prod(shape) for shape in fitted.layout.shapes.values()) / total.clamp_min(1e-30)
     return 1.0

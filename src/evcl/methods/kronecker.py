@@ -3,7 +3,7 @@
     lambda/2 sum_l tr(D_l^T G_l D_l A_l),   D_l = [W_l, b_l] - [W*_l, b*_l]
 
 G_l (x) A_l approximates the Fisher of layer l (curvature/kfac.py), in the units of the diagonal Fisher. With the
-default `fisher_scale`, G_l sums n_k T^2 G_kl, and the penalty is divided by N_t. Weights without factors have the
+default `fisher_scale`, G_l sums n_k G_kl, and the penalty is divided by N_t. Weights without factors have the
 diagonal Fisher. Variances are penalised by the diagonal of G_l (x) A_l.
 
 The Fishers of several tasks add up to a sum of products. `kfac_merge` says how one product stands for them (see

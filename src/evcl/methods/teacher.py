@@ -400,7 +400,7 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
             film = loss.tasks or [task.task] * len(loss.heads)
             for k, row, strength in zip(loss.heads, film, loss.strength, strict=True):
                 bent = curvature_of(rows, k, row, loss.temperature)
-                taught += share * strength * loss.temperature**2 * bent
+                taught += share * strength * bent
     layout, r = fitted.network.layout, torch.ones_like(log_std)
     layout.scatter_(r, fitted.layout, torch.where(taught > 0, labels / (labels + taught), 1.0))
     return _with_part(fitted, prior, r)

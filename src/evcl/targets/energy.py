@@ -31,7 +31,7 @@ class Energy(Likelihood):
       network that does.
 
     Its Fisher is the mean over examples of the squared gradient of `of`, at the true targets: `fisher` exact, sampled
-    and empirical are the same, and `fisher_temperature` has no meaning.
+    and empirical are the same, and there is no temperature.
     """
 
     name, heads, keeps_rows = "energy", False, True

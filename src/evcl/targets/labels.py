@@ -94,8 +94,8 @@ class Bernoulli(Values):
         return known(within, draws / (draws - 1) * (_entropy(p) - within), weights)
 
     def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
-        """d log p / d z = y - p(z), whose mean square is p (1 - p)."""
-        z = how.cooled(outputs)
+        """d log p / d z = y - p(z), whose mean square is p (1 - p). Temperature has no meaning here."""
+        z = outputs
         p, root = z.detach().sigmoid(), weights.unsqueeze(-1).sqrt()
         if how.kind == "exact":
             wide = root * (p * (1 - p)).sqrt()

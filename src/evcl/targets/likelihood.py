@@ -23,17 +23,15 @@ OF_NUMBERS = 0.3  # beta for targets that are numbers
 
 class Estimate(NamedTuple):
     """How a Fisher is estimated: `kind` exact, over all targets; sampled, with drawn ones; or empirical, with the true
-    ones. `temperature`: a number, or [R, 1] for R replicas; it divides the logits.
+    ones. `temperature`, a number, or [R, 1] for R replicas, is the T of classes; other targets have none.
+
+    With T, a Fisher is T^2 times that of softmax(z / T): the mean of J^T (diag(p) - p p^T) J, where p = softmax(z / T)
+    and J = dz/dtheta is of the logits themselves. So its unit is that of the NLL's curvature, whatever T is.
     """
 
     kind: str = "exact"
     generators: Sequence[torch.Generator] | None = None
     temperature: Tensor | float = 1.0
-
-    def cooled(self, logits: Tensor) -> Tensor:
-        """The logits [R, n, o] divided by the temperature."""
-        by = self.temperature
-        return logits / (by.unsqueeze(2) if isinstance(by, Tensor) else by)
 
 
 class Objective(Protocol):
