@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import math
 import numpy as np
 import pytest
 import torch
@@ -324,3 +325,13 @@ def test_measures_of_returns():
     assert rl.normalised_return(a, ceiling) == 0.5
     assert rl.forgetting(a) == 5.0
     assert rl.forward_transfer(a, ceiling) == -0.5
+
+
+def test_less_is_worse_for_returns_below_0_too():
+    a, ceiling = [[-200.0, -300.0], [-150.0, -150.0]], [-100.0, -100.0]
+    assert rl.normalised_return(a, ceiling) == 0.5
+    assert rl.forward_transfer(a, ceiling) == -0.5
+    better = [[-50.0, -300.0], [-50.0, -50.0]]
+    assert rl.normalised_return(better, ceiling) == 1.5
+    assert rl.forward_transfer(better, ceiling) == 0.5
+    assert math.isnan(rl.normalised_return(a, [0.0, -100.0]))

@@ -7,7 +7,7 @@ alone, with as many environment steps.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from evcl import metrics
 
@@ -18,9 +18,10 @@ def average_return(returns: ArrayLike) -> float:
 
 
 def normalised_return(returns: ArrayLike, ceiling: ArrayLike) -> float:
-    """The mean over the tasks of `a[T][k] / ceiling[k]`: 1 is as good as one agent per task."""
-    last, best = np.asarray(returns, np.float64)[-1], np.asarray(ceiling, np.float64)
-    return float(np.mean(last / np.where(best == 0, np.nan, best)))
+    """1 + the mean over the tasks of `(a[T][k] - ceiling[k]) / |ceiling[k]|`: 1 is as good as one agent per task, and less
+    is worse. For returns above 0, this is the mean of `a[T][k] / ceiling[k]`. NaN if a ceiling is 0.
+    """
+    return 1 + _gain(np.asarray(returns, np.float64)[-1], np.asarray(ceiling, np.float64))
 
 
 def forgetting(returns: ArrayLike) -> float:
@@ -29,9 +30,13 @@ def forgetting(returns: ArrayLike) -> float:
 
 
 def forward_transfer(returns: ArrayLike, ceiling: ArrayLike) -> float:
-    """How much better a task is learned for the tasks before it: `mean_{k>0} (a[k][k] / ceiling[k] - 1)`.
+    """How much better a task is learned for the tasks before it: `mean_{k>0} (a[k][k] - ceiling[k]) / |ceiling[k]|`.
 
     Below 0, the method learns less of a new task than an agent that learns it alone. NaN for a single task.
     """
     diagonal, best = np.diag(np.asarray(returns, np.float64))[1:], np.asarray(ceiling, np.float64)[1:]
-    return float(np.mean(diagonal / best - 1)) if len(diagonal) else float("nan")
+    return _gain(diagonal, best) if len(diagonal) else float("nan")
+
+
+def _gain(returns: NDArray[np.float64], best: NDArray[np.float64]) -> float:
+    return float(np.mean((returns - best) / np.where(best == 0, np.nan, np.abs(best))))
