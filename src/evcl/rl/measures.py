@@ -18,7 +18,7 @@ def average_return(returns: ArrayLike) -> float:
 
 
 def normalised_return(returns: ArrayLike, ceiling: ArrayLike) -> float:
-    """1 + the mean over the tasks of `(a[T][k] - ceiling[k]) / |ceiling[k]|`: 1 is as good as one agent per task, and less
+    """1 + the mean over the tasks of `(a[T][k] - ceiling[k]) / |ceiling[k]|`: 1 is as good as one agent per task, less
     is worse. For returns above 0, this is the mean of `a[T][k] / ceiling[k]`. NaN if a ceiling is 0.
     """
     return 1 + _gain(np.asarray(returns, np.float64)[-1], np.asarray(ceiling, np.float64))
