@@ -75,6 +75,13 @@ def test_it_is_the_distance_that_its_definition_says():
     assert found.numpy() == pytest.approx(wanted, rel=1e-4)
 
 
+def test_a_doubtful_row_is_less_familiar_than_a_sure_one_at_the_same_place():
+    """Half of it is the doubt: 4 times the usual one makes it sqrt((d^2 + 4) / (d^2 + 1)) times as large."""
+    x = torch.tensor(rows(200)[0]).double()
+    sure, doubtful = (of(x).unfamiliar(x, torch.full((200,), doubt)) for doubt in (0.5, 2.0))
+    torch.testing.assert_close(doubtful.square() - sure.square(), torch.full_like(sure, 1.5), rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("columns", [1, 3, 30, 300])
 def test_a_typical_row_has_about_1_whatever_the_columns(columns):
     x = torch.tensor(np.random.default_rng(0).normal(size=(1000, columns)))

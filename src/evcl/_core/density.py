@@ -70,10 +70,10 @@ class Density:
     def unfamiliar(self, x: Tensor, doubt: Tensor) -> Tensor:
         """[N], at least 0: 0.7 to 1 for a typical training row, and larger the farther x [N, ...] is from those rows.
 
-        It is the root of the mean of two numbers, each at most about 1 on average over the training rows: the squared
-        distance from their mean, and the `doubt` [N] of the prediction, which is its entropy divided by the largest
-        possible entropy. The distance alone hardly tells a new kind of image from the training images; the doubt alone
-        is small for rows that lie far out.
+        It is no distance alone: it is the root of the mean of two numbers, each at most about 1 on average over the
+        training rows. One is the squared distance from their mean. The other is the `doubt` [N] of the prediction, its
+        entropy divided by the largest possible entropy. The distance alone hardly tells a new kind of image from the
+        training images; the doubt alone is small for rows that lie far out.
         """
         device = torch.device("cpu") if limited(x.device) else x.device  # one that has float64
         far = Unfamiliar(self).to(device)

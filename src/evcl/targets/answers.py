@@ -24,10 +24,12 @@ class Predictions(NamedTuple):
             reduce
         epistemic: [N], the rest, the mutual information of label and weights: how much the draws disagree
         tasks: [N], the first task of the head that predicted, or with film the task itself: useful with task="infer"
-        unfamiliar: [N], how far the input lies from everything learned from: 0.7 to 1 for a typical training input,
-            whatever the number of columns, and larger farther away. All tasks are described by one Gaussian, so an
-            input between two far-apart tasks counts as familiar. None if unknown: for a model saved by an earlier
-            release, and for inputs that are tokens or have several shapes
+        unfamiliar: [N], how unlike everything learned from the input seems: the root of the mean of its squared distance
+            from the training inputs and of its doubt, its entropy, each relative to that of the training inputs. 0.7 to
+            1 for a typical input, whatever the number of columns; larger where the input is far away, and where the
+            prediction is much less certain than usual, as near the border of two classes. All tasks are described by
+            one Gaussian, so an input between two far-apart tasks counts as near. None if unknown: for a model saved by
+            an earlier release, and for inputs that are tokens or have several shapes
 
     With likelihood="bernoulli", labels, probabilities and the three uncertainties are [N, D], for D labels.
     """
@@ -66,7 +68,7 @@ class Numbers(NamedTuple):
         epistemic: the part due to uncertain weights and, outside the range of the training rows, to the unknown
             function there: it grows with the distance
         tasks: [N], the first task of the head that predicted
-        unfamiliar: [N], how far the input lies from everything learned from, as in `Predictions`
+        unfamiliar: [N], as in `Predictions`; the doubt is the share of the variance that uncertain weights have
     """
 
     mean: Array
