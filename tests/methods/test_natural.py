@@ -281,6 +281,21 @@ def test_of_linear_regression_it_is_the_exact_posterior(whole, batch_size, gener
         torch.testing.assert_close(run.network.posterior.variance()[0], wanted, rtol=1e-8, atol=1e-9)
 
 
+def test_the_kalman_filters_first_prior_is_centred_on_the_initial_weights():
+    """Where there are no data, it is what is left; other methods are centred on 0."""
+    run = run_of("ekf", prior_std=0.7)
+    initial = run.network.posterior.mean.clone()
+    silent = task(0)
+    silent.x[:, :, 0] = 0  # nothing is learned about the weights from this input
+    run.learn([silent])
+    q, view = run.network.posterior, run.network.layout.view
+    name = next(iter(run.network.layout.shapes))
+    found, before = view(q.mean, name)[0], view(initial, name)[0]
+    assert torch.equal(found[:, 0], before[:, 0])
+    assert not torch.equal(found[:, 1], before[:, 1])
+    torch.testing.assert_close(view(q.log_std, name)[0, :, 0].exp(), torch.full_like(found[:, 0], 0.7))
+
+
 @pytest.mark.parametrize("rank", [1, 4])
 def test_a_low_rank_keeps_the_diagonal_of_the_precision(rank):
     """One batch: whatever the rank, the diagonal is that of prior plus Fisher, and the means are the exact ones."""

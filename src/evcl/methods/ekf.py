@@ -9,6 +9,9 @@ This is the filter's update for linearised outputs. `inner_steps` repeats it, ea
 from the same mu_0 and L_0, so that a batch counts once; inner step i moves 1 / i of the way, because with a diagonal L
 full steps overshoot. In `epochs` passes over the data, each example counts 1 / epochs in each.
 
+The first prior has the usual variances, but its means are the random initial weights, where the outputs are linearised
+first. With means of 0, the first batch would move all weights there, where the gradient of a network is 0.
+
 L is diagonal (`rank` 0), or diag(u) + W^T W with `rank` rows W: a batch appends the rows of F to W, keeps the leading
 singular vectors, and adds the diagonal of the rest to u. Predictions draw from the marginals of N(mu, L^-1).
 """

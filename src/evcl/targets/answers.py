@@ -24,8 +24,8 @@ class Predictions(NamedTuple):
             reduce
         epistemic: [N], the rest, the mutual information of label and weights: how much the draws disagree
         tasks: [N], the first task of the head that predicted, or with film the task itself: useful with task="infer"
-        unfamiliar: [N], how unlike everything learned from the input seems: the root of the mean of its squared distance
-            from the training inputs and of its doubt, its entropy, each relative to that of the training inputs. 0.7 to
+        unfamiliar: [N], how unlike everything learned from the input seems: the root of the mean of its squared
+            distance from the training inputs and of its entropy, each relative to that of the training inputs. 0.7 to
             1 for a typical input, whatever the number of columns; larger where the input is far away, and where the
             prediction is much less certain than usual, as near the border of two classes. All tasks are described by
             one Gaussian, so an input between two far-apart tasks counts as near. None if unknown: for a model saved by
