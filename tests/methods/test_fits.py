@@ -489,3 +489,17 @@ def test_a_pull_over_the_examples_is_that_of_so_much_smaller_a_strength(name):
     divided = importance(250, strength=500.0, fisher_floor=50.0, strength_scale="examples")
     torch.testing.assert_close(divided, importance(250, strength=2.0, fisher_floor=0.2))
     torch.testing.assert_close(importance(7, strength=2.0), importance(250, strength=2.0))
+
+
+@pytest.mark.parametrize("method", ["evcl", "vcl", "naive"])
+def test_a_linear_model_is_fitted_by_a_few_rows(method):
+    """One step an epoch is enough for least squares, also in a later task with a head of its own."""
+    source = torch.Generator().manual_seed(1)
+    learner = evcl.Learner(nn.Identity(), method, likelihood="gaussian")
+    for name in ("first", "second"):
+        x, unseen, w = (torch.randn(n, 4, generator=source, dtype=F64) for n in (20, 500, 1))
+        y, true = x @ w[0] + 0.3 * torch.randn(20, generator=source, dtype=F64), unseen @ w[0]
+        learner.learn((x.float(), y.float()), name)
+        error = (torch.as_tensor(learner.predictions(unseen.float(), name).mean) - true).square().mean()
+        least = (unseen @ torch.linalg.lstsq(x, y.unsqueeze(1)).solution[:, 0] - true).square().mean()
+        assert error < least + 0.1 * true.var(), (name, error, least)

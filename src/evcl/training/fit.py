@@ -137,9 +137,8 @@ class Fitting:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         own = replace(fit, terms=[narrowed(term, layout, part) for term in fit.terms], moves=moves)
         length = self._length(fit, context)
-        fresh = run.drawn and (fit.fresh or self.round.number == stage == 0)
         s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
-        s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
+        s = self._decided(s, self._fresh(fit, stage, network), context, s.epochs * -(-length // s.batch_size))
         step = Step(network, q, own, s, context.pool, context.chain, context.task_fit, self.how)
         start = step.q.snapshot() if run.how.allow_divergence else None
         task_fit = context.task_fit
@@ -173,6 +172,12 @@ class Fitting:
         if start is not None:  # what was tracked of a diverged replica must not stop the others
             tracked = {name: result.nan_to_num(0.0, 0.0, 0.0) for name, result in tracked.items()}
         return _ended(step.q, context) | tracked
+
+    def _fresh(self, fit: Fit, stage: int, network: BayesianNetwork) -> bool:
+        """Whether all weights of a fit are random and have learned nothing. Those of heads are always drawn."""
+        if network.trunk_names:
+            return self.run.drawn and (fit.fresh or self.round.number == stage == 0)
+        return fit.fresh or (stage == 0 and not {*self.round.seen} & {task.head for task in self.round.tasks})
 
     def _decided(self, s: Settings, fresh: bool, context: FitContext, steps: int) -> Settings:
         """Replace rates that are "auto" by numbers, for a fit of this many steps.
