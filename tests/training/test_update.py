@@ -50,6 +50,35 @@ def test_a_natural_step_ends_at_the_optimum_of_its_curvature(generator):
     torch.testing.assert_close(q.variance(), variance, rtol=1e-12, atol=0)
 
 
+def test_the_curvature_of_the_first_steps_counts_little_in_the_end():
+    """Step t counts t times: the first fifth of the steps has the weight 1/25."""
+    _, _, grads, update = stepping(prior_of(3), -5.0, 1e-3, std_rate=1e-12)  # sigma stays, so all count by their time
+    for t in range(1, 501):
+        grads[1] = 26.0 if t <= 100 else 1.0
+        update()
+    found = update.log_std.measured / update.log_std.mean_variance
+    torch.testing.assert_close(found, torch.full_like(found, 1 + 25 * (100 * 101) / (500 * 501)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "tempering"), [(20, 1.0), (130, 0.3)])
+def test_sigma_ends_at_the_optimum_of_a_linear_gaussian_model(rows, tempering):
+    """By the defaults, however short the task: 1/sigma^2 = 1/sigma_p^2 + sum x^2 / (beta v)."""
+    ratios = []
+    for seed in range(4):
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+        learner = evcl.Learner(torch.nn.Identity(), "vcl", seed=seed, likelihood="gaussian", tempering=tempering)
+        learner.learn(x, x.sum(1) + 0.5 * torch.randn(rows, generator=torch.Generator().manual_seed(seed + 9)))
+        network = learner.state.run.network
+        noise = network.number_head(0).beside.double().exp()
+        prior = (-2 * network.first_log_std("auto", network.posterior.mean)).exp().double()
+        squares = torch.cat([x.square().sum(0), torch.tensor([float(rows)])]).double()
+        optimum = (prior + squares / (tempering * noise)).rsqrt()
+        ratios.append(network.posterior.log_std.double().exp() / optimum)
+    ratio = torch.cat(ratios)
+    assert 0.98 < float(ratio.mean()) < 1.02
+    assert float((ratio - 1).abs().max()) < 0.1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_measurements_made_while_sigma_was_small_do_not_hide_the_others(dtype, generator):
     """Their noise grows as 1/sigma. In a plain mean it stays: the curvature would be off by as much as it is."""

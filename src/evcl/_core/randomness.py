@@ -47,6 +47,7 @@ class Purpose(StrEnum):
 
     # Training
     ORDER = "order"  # the order of the examples in an epoch [fit, epoch, ...]; of an agent [task, iteration, pass]
+    SETTLING = "settling"  # the noise with which sigma is settled at the end of a fit [fit]
     NOISE = "noise"  # the noise of the weights in an epoch [fit, epoch]; of an agent [task, iteration, ...]
     GPU = "gpu"  # noise that is made on a GPU; of(seeds): for these replicas [fit, epoch]
     LENGTH = "length"  # how many examples a batch of several tasks has: the draw itself is not used
@@ -213,6 +214,22 @@ class HostNoise:
 
     def of(self, rows: Tensor) -> HostNoise:
         return HostNoise(self.noise.of(rows))
+
+
+class Mirrored:
+    """The negative of a noise. What is odd in the noise cancels in the mean of a gradient with each of the two."""
+
+    def __init__(self, noise: Noise) -> None:
+        self.noise, self.uniform_ = noise, noise.uniform_
+
+    def normal_(self, out: Tensor) -> Tensor:
+        return self.noise.normal_(out).neg_()
+
+    def shared(self) -> Mirrored:
+        return Mirrored(self.noise.shared())
+
+    def of(self, rows: Tensor) -> Mirrored:
+        return Mirrored(self.noise.of(rows))
 
 
 class PartNoise:

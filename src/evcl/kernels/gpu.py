@@ -554,10 +554,13 @@ def _adam(weight, g, first, second, rate, steps, at, inside):
 
 
 @triton.jit
-def _natural(w, measured, mean_variance, grad, rate, v, k, s, d, u, at, inside, SQUARE: tl.constexpr):
+def _natural(w, measured, mean_variance, grad, rate, steps, v, k, s, d, u, at, inside, SQUARE: tl.constexpr):
     """The log sigmas after a natural step, and their variances."""
-    sum_ = 0.999 * tl.load(measured + at, mask=inside, other=0.0) + (1 - 0.999) * v * grad
-    all_ = 0.999 * tl.load(mean_variance + at, mask=inside, other=0.0) + (1 - 0.999) * v
+    newest = tl.maximum(2 / (steps + 1), 0.001)
+    sum_ = tl.load(measured + at, mask=inside, other=0.0)
+    sum_ += newest * (v * grad - sum_)
+    all_ = tl.load(mean_variance + at, mask=inside, other=0.0)
+    all_ += newest * (v - all_)
     tl.store(measured + at, sum_, mask=inside)
     tl.store(mean_variance + at, all_, mask=inside)
     h = tl.abs(sum_ / all_)
@@ -596,7 +599,7 @@ def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std
         weight, g = tl.load(log_std + at, mask=inside), tl.load(grad + n + at, mask=inside)
         v, own_rate = tl.load(variance + at, mask=inside, other=1.0), tl.load(std_rate + row, mask=inside)
         if RULE == "natural":
-            weight, v = _natural(weight, std_first, std_second, g, own_rate, v, k, s, d, u, at, inside, SQUARE)
+            weight, v = _natural(weight, std_first, std_second, g, own_rate, steps, v, k, s, d, u, at, inside, SQUARE)
         else:
             g *= v
             if LINEAR:

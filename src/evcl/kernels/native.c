@@ -74,13 +74,15 @@ void update_log_std(float rate, float root, long n, float *restrict w, float *re
     }
 }
 
-// The natural step on log sigmas (see update.py): the curvature is the mean of v times the gradient, over the mean of v.
-void update_natural(float rate, long n, float *restrict w, float *restrict measured, float *restrict mean_variance,
+// The natural step on log sigmas (see training/rules.py): the curvature is the mean of v times the gradient, over the mean
+// of v; `newest` is the weight of this step in both.
+void update_natural(float rate, float newest, long n, float *restrict w, float *restrict measured, float *restrict mean_variance,
                     const float *restrict grad, float *restrict variance, const float *restrict k,
                     const float *restrict s, const float *restrict d, const float *restrict u) {
     for (long i = 0; i < n; i++) {
         float v = variance[i];
-        float sum = 0.999f * measured[i] + 0.001f * v * grad[i], all = 0.999f * mean_variance[i] + 0.001f * v;
+        float sum = measured[i] + newest * (v * grad[i] - measured[i]);
+        float all = mean_variance[i] + newest * (v - mean_variance[i]);
         measured[i] = sum;
         mean_variance[i] = all;
         float h = fabsf(sum / all);

@@ -75,6 +75,9 @@ class Likelihood:
         softmax: whether a head's outputs are the logits of one softmax, and y is a class: what distillation, and a
             likelihood per class, need
         keeps_rows: whether a memory may keep rows of it
+        constant_curvature: whether the curvature of the NLL does not depend on the outputs. Then sigma is moved to its
+            optimum when a task ends. Otherwise sigma stays as narrow as the noise of the measured curvature makes it:
+            where predictions are certain the curvature vanishes, and nothing else would hold the weights
         usual_tempering: the weight of the KL term if `tempering` is auto; None: it depends on the noise of the labels
     """
 
@@ -85,6 +88,7 @@ class Likelihood:
     heads: ClassVar[bool] = True
     softmax: ClassVar[bool] = False
     keeps_rows: ClassVar[bool] = False
+    constant_curvature: ClassVar[bool] = False
     usual_tempering: ClassVar[float | None] = None
 
     def __copy__(self) -> Self:

@@ -31,7 +31,7 @@ NORMAL_975 = 1.959964  # a prediction is right if y is within this many standard
 class Gaussian(Values):
     """Numbers: `p(y | outputs) = N(y; f, v)` for each target. The outputs [..., 2 D] are f and, beside them, log v."""
 
-    name, beside, usual_tempering = "gaussian", True, OF_NUMBERS
+    name, beside, constant_curvature, usual_tempering = "gaussian", True, True, OF_NUMBERS
     wanted = "numbers"
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:

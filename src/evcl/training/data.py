@@ -37,6 +37,8 @@ class Pool:
         self.likelihood, self.augment = likelihood, augment
         self.beside = bool(getattr(likelihood, "beside", False))  # the outputs have measured numbers beside them
         self._squares = getattr(likelihood, "squares", lambda outputs, y, columns: None)  # what these follow
+        self.following = True  # False: these stay as they are
+        self.settles = bool(getattr(likelihood, "constant_curvature", False))  # see `EagerSteps.settle`
         self.sizes = [task.y.shape[1] for task in tasks]
         self.heads = sorted({task.head for task in tasks} - {NO_HEAD})
         starts, total = {}, 0
@@ -148,7 +150,7 @@ class Pool:
         self, network: BayesianNetwork, outputs: Tensor, y: Tensor, columns: Tensor | None, weights: Tensor | None
     ) -> None:
         """Let the noise of each head follow the squared errors of a batch y [R, B, D], if the likelihood has noise."""
-        squares = self._squares(outputs, y.flatten(0, 1), columns)
+        squares = self._squares(outputs, y.flatten(0, 1), columns) if self.following else None
         if squares is None:
             return
         squares = squares.view(y.shape)

@@ -154,6 +154,7 @@ class Fitting:
                 steps.release()
         if watching.best is not None:
             watching.best.restore()
+        EagerSteps(step, context.pool, run.seeds, steps.number, watching, fit.sampler).settle(s)
         if step.estimating is not None:
             step.estimating.end()
         if run.ranks is not None:

@@ -12,8 +12,12 @@ NLL, and a KL of weight beta/N to a prior of variance s, the objective is minima
 
 (d and u belong to the elastic term, see methods/terms.py). The gradient in the buffer of the variances, twice that of
 the NLL, is an unbiased estimate of H. So the natural step keeps a running mean of H, and moves log sigma a fraction
-`std_rate` of the way to the optimum. However small sigma is, this converges after a few times 1/std_rate steps, whereas
-Adam moves log sigma by at most one learning rate per step.
+`std_rate` of the way to the optimum. However small sigma is, this converges
+after a few times 1/std_rate steps, whereas Adam moves log sigma by at most one learning rate per step.
+
+H changes while the means are learned, so the mean weights step t by t: of t steps so far, the newest has the weight
+2 / (t + 1), but at least `NEWEST`. What was measured in the first fraction f of a fit then has the weight f^2, and the
+variance is 4/3 of that of a plain mean.
 
 The noise of an estimate grows as 1/sigma, so each is weighted by the v at which it was made: H = mean(v grad) /
 mean(v). In a plain mean, the estimates of the first steps, when sigma was small, would dominate. If noise makes H
@@ -201,7 +205,7 @@ class SGD:
             self.weights.add_(grad, alpha=-self.lr)
 
 
-CURVATURE_DECAY = 0.999  # of the two running means whose ratio is the curvature
+NEWEST = 0.001  # at least this is the weight of the newest step in the two running means whose ratio is the curvature
 
 
 class Update:
@@ -314,7 +318,7 @@ class Update:
         grad = self.grads[1]
         if isinstance(self.log_std, Natural):
             assert self.pull is not None
-            self.log_std.step(grad, self.variance, self.pull)
+            self.log_std.step(grad, self.variance, self.pull, self.count)
             return
         grad.mul_(self.variance)  # by the chain rule, now the gradient of log sigma
         if self.pull is not None:
@@ -351,7 +355,7 @@ class Update:
             for calls, rates, by_adam in zip(parts, numbers, (True, not natural), strict=False):
                 for call, rate in zip(calls, rates, strict=True):
                     if rate != 0:
-                        call(*((rate * correction, root) if by_adam else (rate,)))
+                        call(*((rate * correction, root) if by_adam else (rate, max(NEWEST, 2 / (steps + 1)))))
 
         return move
 
@@ -378,12 +382,13 @@ class Natural:
     def state(self) -> list[Tensor]:
         return [self.weights, self.measured, self.mean_variance]
 
-    def step(self, grad: Tensor, variance: Tensor, pull: Springs) -> None:
-        """One step. `grad` is twice the NLL's gradient of the variance; `variance` is set for the next step."""
+    def step(self, grad: Tensor, variance: Tensor, pull: Springs, count: Tensor) -> None:
+        """Step number `count`. `grad` is twice the NLL's gradient of the variance; `variance` is set for the next."""
         linear, square = pull.linear, pull.square
         assert linear is not None
-        self.measured.lerp_(variance * grad, 1 - CURVATURE_DECAY)
-        self.mean_variance.lerp_(variance, 1 - CURVATURE_DECAY)  # both start at 0, which cancels in their ratio
+        newest = (2 / (count + 1)).clamp_min(NEWEST).to(variance)
+        self.measured.lerp_(variance * grad, newest)
+        self.mean_variance.lerp_(variance, newest)
         stiff = linear.w + (self.measured / self.mean_variance).abs()
         if square is not None:
             stiff = stiff + square.w * (variance - square.c)
@@ -391,6 +396,19 @@ class Natural:
         # A weight without data has stiffness exactly w and variance exactly c, so that it stays there.
         self.weights += 0.5 * self.lr * (linear.w / stiff * (linear.c / variance)).log()
         torch.exp(2 * self.weights, out=variance)
+
+    def settle(self, curvature: Tensor, variance: Tensor, pull: Springs) -> None:
+        """Move log sigma to the optimum for this H [R, P], except where it is 0: v is the root of
+        d v^2 + (k + H - d u) v - k s.
+        """
+        linear, square = pull.linear, pull.square
+        assert linear is not None
+        rest, d = linear.w + curvature.abs(), 0.0 if square is None else square.w
+        rest = rest if square is None else rest - d * square.c
+        stiff = (rest + (rest.square() + 4 * d * linear.w * linear.c).sqrt()) / 2
+        best = 0.5 * (linear.w * linear.c / stiff.maximum(0.1 * linear.w)).log()
+        torch.where(curvature == 0, self.weights, best, out=self.weights)
+        torch.where(curvature == 0, variance, (2 * best).exp(), out=variance)
 
 
 @cache

@@ -21,7 +21,7 @@ from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.nn.film import scale_and_shift
 from evcl.training.data import Pool, all_heads, find_lessons
 from evcl.training.per_task import TaskFit
-from evcl.training.rules import Estimating, Rule, Update, gpu_kernels
+from evcl.training.rules import Estimating, Natural, Rule, Update, gpu_kernels
 
 
 @contextmanager
@@ -373,6 +373,25 @@ class Step:
         for tracker in self.trackers:
             tracker.after(self.q)
         return nll
+
+    def settle(self, batches: Sequence[Tensor], noises: Sequence[Noise]) -> None:
+        """Move sigma to the optimum for the mean curvature of these batches, each drawn once with every noise; only if
+        the update takes natural steps.
+        """
+        update, total = self.update, torch.zeros_like(self.grads.mean)
+        natural = update.log_std if isinstance(update, Update) else None
+        if not isinstance(natural, Natural) or not isinstance(update, Update) or self.variance is None:
+            return
+        for rows in batches:
+            for noise in noises:
+                self.source(rows, noise)
+                assert self.grads.variance is not None
+                total.add_(self.grads.variance, alpha=rows.shape[1])
+        total /= len(noises) * sum(rows.shape[1] for rows in batches)
+        assert update.pull is not None
+        natural.settle(total.masked_fill_(self._stopped, 0.0), self.variance, update.pull)
+        if self._still is not None:
+            self._hold()
 
     def freeze(self, rows: Tensor) -> None:
         """Stop updating the replicas for which `rows` [R] is True; trackers no longer receive their gradients."""
