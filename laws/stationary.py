@@ -10,7 +10,8 @@ streams:
     70, 80, 94 %  five columns, two classes whose log-odds are linear; the number is the accuracy of the best possible
                   prediction. mlp(5, [50]), the defaults
     regression    five columns and a linear rule with noise, learned by a linear model. `std` is the mean over weights
-                  of the standard deviation, divided by that of the mean-field optimum (exact.py) at the learner's beta
+                  of the standard deviation, divided by that of the mean-field optimum (exact.py) at the learner's beta.
+                  With 60 rows an epoch is one step, so it has the epochs and the learning rate of exact.py
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from comparing import header, paired, parsed, parser, row, save, settings_of, spread
-from exact import Belief, learned_noise, weights
+from exact import CONVERGED, Belief, learned_noise, weights
 from scipy.special import expit, log_expit
 from torch import nn
 
 import evcl
 from evcl import targets
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 ROUNDS, ROWS, NEW_ROWS, COLUMNS, NOISE = 10, 60, 2000, 5, 0.5
 
 
@@ -123,7 +124,8 @@ def main() -> None:
         streams = [STREAMS[name](seed) for seed in range(options.seeds)]
         kept[name] = own = {"the rule": [(float(one.best[ROUNDS * ROWS :].mean()), float("nan")) for one in streams]}
         for method in dict.fromkeys([*options.methods, "joint"]):
-            settings = settings_of(method, options.set if method != "joint" else [])
+            longer = {key: CONVERGED[key] for key in ("epochs", "lr")} if name == "regression" else {}
+            settings = settings_of(method, options.set if method != "joint" else [], **longer)
             try:
                 own[method] = [compare(data, method, seed, **settings) for seed, data in enumerate(streams)]
             except evcl.EvclError as error:
