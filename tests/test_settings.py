@@ -10,7 +10,7 @@ import evcl
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Settings
 from evcl.learner import kinds as options
 from evcl.methods import METHODS
-from evcl.methods.teacher import DISTILLATION
+from evcl.methods.distillation import DISTILLATION
 
 KNOWN = {**TRAINING, **BAYESIAN, **ELASTIC, **DISTILLATION, **CORESET}
 

@@ -12,7 +12,7 @@ from evcl._core.errors import EvclError
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
 from evcl.experiments import RESULT, best_trial, configure, preset, read_result
 from evcl.methods import METHODS
-from evcl.methods.teacher import DISTILLATION
+from evcl.methods.distillation import DISTILLATION
 
 PAPER = Path(__file__).parents[2] / "experiments" / "paper"
 

@@ -21,7 +21,7 @@ from evcl.experiments import execute
 from evcl.methods import METHODS, TaskData, class_statistics
 from evcl.methods import domains as rule
 from evcl.methods.method import Asked, Newcomer, Round
-from evcl.methods.teacher import protection
+from evcl.methods.distillation import protection
 from evcl.training import Checkpoints
 
 DIGITS = ALL_DIGITS["domain"]

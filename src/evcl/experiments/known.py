@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError, unknown
-from evcl._core.settings import CORESET, ELASTIC, Setting
+from evcl._core.settings import CORESET, ELASTIC, Setting, renamed
 from evcl.experiments.config_file import Space
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     if method.bayesian:
         groups.append("bayesian")
     own = method.known_settings
-    parts = {"elastic": ELASTIC.keys(), "distillation": {"distill", "distill_temperature"}, "coreset": CORESET.keys()}
+    parts = {"elastic": ELASTIC.keys(), "distillation": {"distill", "distill.temperature"}, "coreset": CORESET.keys()}
     groups += [part for part, names in parts.items() if names <= own.keys()]
     space: Space = {}
     known = _table("presets.toml").get(name, {})
@@ -135,7 +135,7 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})
         for group in groups:
-            space |= {key: value for key, value in tables.get(group, {}).items() if key in own}
-        space |= tables.get(method.name, {})
+            space |= {key: value for key, value in renamed(tables.get(group, {})).items() if key in own}
+        space |= renamed(tables.get(method.name, {}))
     offered = {key: setting.choices for key, setting in own.items() if setting.choices}
     return {key: value for key, value in space.items() if key not in offered or value in offered[key]}

@@ -29,7 +29,7 @@ from evcl._core.errors import EvclError
 from evcl._core.files import described as text_of
 from evcl._core.files import open_tensors, save_tensors
 from evcl._core.forms import Form
-from evcl._core.settings import Settings, resolve
+from evcl._core.settings import Settings, renamed, resolve
 from evcl._core.version import __version__
 from evcl.methods import Method, for_settings, known_settings, packing
 from evcl.methods import get as get_method
@@ -381,7 +381,7 @@ def _learner(
     """A learner with the file's options, which has learned nothing yet."""
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
     options: Described = {
-        **resolve(method.name, known_settings(method, saved["settings"]), saved["settings"]),
+        **resolve(method.name, known_settings(method, saved["settings"]), renamed(saved["settings"])),
         "seed": saved["seed"],
         "init": "network",
         "unsupported": saved["unsupported"],

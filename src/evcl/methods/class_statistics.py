@@ -30,7 +30,6 @@ SHRINKAGE_PER_FEATURE = 0.1  # k, the pseudo-rows that shrink S towards a multip
 ROWS_AT_ONCE = 2048  # rows whose features are computed at a time
 OUTPUTS_AT_ONCE = 500_000  # of the convolutions, computed at a time on a CPU: they stay in its cache
 TEMPERATURES = tuple(2.0 ** (i / 4) for i in range(-4, 29))  # from 1/2 to 128
-PRIOR_T, PRIOR_ROWS = 6.0, 5.0  # T before any row is held out, and how many rows that choice counts for
 
 
 @dataclass(frozen=True)
@@ -137,11 +136,10 @@ class Statistics:
 
     @property
     def temperature(self) -> Tensor:
-        """[R]: the temperature with the smallest NLL."""
-        nll = double(self.common["nll"])
-        grid = nll.new_tensor(TEMPERATURES)
-        total = nll + PRIOR_ROWS * (grid / PRIOR_T).log().square()
-        return grid[total.argmin(1)]
+        """[R]: the temperature with the smallest NLL; the middle one before any row is held out."""
+        nll = self.common["nll"]
+        best = torch.where(nll.any(1), nll.argmin(1), len(TEMPERATURES) // 2)
+        return double(nll).new_tensor(TEMPERATURES)[best]
 
 
 def statistics_in(memory: object) -> Statistics | None:

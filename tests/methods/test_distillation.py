@@ -20,7 +20,15 @@ from evcl.methods.data import Minibatch
 from evcl.methods.kl import kl
 from evcl.methods.label_noise import RIDGE, label_noise, tempering
 from evcl.methods.method import more_rows
-from evcl.methods.teacher import EVCL_DISTILL, PRIOR_POWER, TEXT_DISTILL, UNDISTILLED, agreement, protection, unlearned
+from evcl.methods.distillation import (
+    EVCL_DISTILL,
+    PRIOR_POWER,
+    TEXT_DISTILL,
+    UNDISTILLED,
+    agreement,
+    protection,
+    unlearned,
+)
 from evcl.nn import Gaussian, he_std, outputs
 from evcl.targets import Energy, NextToken
 
