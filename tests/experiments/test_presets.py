@@ -12,7 +12,6 @@ from evcl._core.errors import EvclError
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
 from evcl.experiments import RESULT, best_trial, configure, preset, read_result
 from evcl.methods import METHODS
-from evcl.methods.distillation import DISTILLATION
 
 PAPER = Path(__file__).parents[2] / "experiments" / "paper"
 
@@ -114,8 +113,8 @@ def test_a_preset_leaves_a_method_what_its_name_says(method, name):
 
 def test_what_the_paper_leaves_open_is_what_the_defaults_were():
     found = preset("paper", "split-mnist", METHODS["evcl"])
-    own = {"kfac_merge": None, "one_softmax": None}
-    assert found.keys() == {**TRAINING, **BAYESIAN, **ELASTIC, **DISTILLATION, **CORESET, **own}.keys()
+    own = dict.fromkeys(("kfac_merge", "one_softmax", "distill", "distill.temperature"))
+    assert found.keys() == {**TRAINING, **BAYESIAN, **ELASTIC, **CORESET, **own}.keys()
     open_ = {"stop_nll": 0.0, "std_rate": 0.01, "strength_scale": "none", "fisher_draws": 0, "coreset": "none"}
     assert {name: found[name] for name in open_} == open_
 

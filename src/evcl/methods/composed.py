@@ -28,7 +28,7 @@ from dataclasses import replace
 from evcl._core.settings import Value
 from evcl.methods import evcl, ewc, vcl
 from evcl.methods.distillation import EVCL_DISTILL, distillation
-from evcl.methods.forgetting import forgetting
+from evcl.methods.forgetting import FORGETTING
 from evcl.methods.kronecker import with_measures
 from evcl.methods.method import Method
 from evcl.methods.parts import Part, compose
@@ -51,7 +51,7 @@ TEMPERING = Part(
     "beta / N_t KL(q_t || q_{t-1}) with beta below 1: the labels count 1 / beta times",
     lambda s: s.tempering != 1,
 )
-DISTILLATION, FORGETTING = distillation(), forgetting()
+DISTILLATION = distillation()
 EWC = compose(with_measures(ewc.EWC), DISTILLATION, FORGETTING)
 VCL = compose(vcl.VCL, TEMPERING, DISTILLATION, FORGETTING)
 DISTILLED = compose(

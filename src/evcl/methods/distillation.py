@@ -249,7 +249,7 @@ def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
             return ALONE
         strength = s.distill * agreed.knows * (torch.stack(list(rows.values())).sum(0) / n).clamp(max=1.0)
         teacher, layout = round_.posterior.mean.clone(), round_.network.layout
-        past = retold(agreed, whole, s) if forgets else ALONE
+        past = retold(agreed, whole) if forgets else ALONE
         return past._replace(losses=[Reading(likelihood, teacher, layout, temperature, strength)])
     strengths: dict[int, Number] = {}
     for k, times in taught(round_.tasks, round_).items():

@@ -16,7 +16,7 @@ the new rows contradict the old, distillation cannot help, and the penalties hol
 always protected. For targets that are no classes see `believed`.
 
 Where a language model knows new text, that text says most of what the old text did, and the teacher repeats it. So only
-(1 - knows)^4 of the posterior's precision is kept: a diagonal posterior takes all tokens of a text for independent
+1 - knows of the posterior's precision is kept: a diagonal posterior takes all tokens of a text for independent
 evidence, and would hardly move.
 
 It is a part of methods with distillation, and in force beside it: `distill=0` is Bayes' rule, and forgets nothing.
@@ -26,17 +26,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from evcl._core.randomness import Purpose
-from evcl._core.settings import Setting, Settings
+from evcl._core.settings import Setting
 from evcl.methods.data import TaskData
-from evcl.methods.method import ALONE, Method, Past, Round
-from evcl.methods.parts import Part, Rules, rule
+from evcl.methods.method import ALONE, Past, Round
+from evcl.methods.parts import Part
 from evcl.methods.terms import Number
 from evcl.nn import Gaussian, outputs
 
@@ -44,35 +44,11 @@ AGREEMENT_ROWS = 1000  # maximum number of new rows used to measure whether the 
 TEACHER_DRAWS = 10  # draws of the weights that tell how sure a teacher is of numbers
 
 
-@dataclass(frozen=True)
-class Forget(Rules):
-    """The rules of forgetting."""
-
-    prefix: ClassVar[str] = "forget"
-    text_power: float = rule(
-        4.0,
-        "of a network without heads, the exponent of the fraction of the posterior's precision that its prior keeps",
-        "ablated: on two texts of letters, 1 learns the second 0.1 nats worse",
-        high=100.0,
-    )
-
-
-DEFAULTS = Forget()
 FORGET = Setting(
     True,
     "whether a round keeps less of the last posterior and of the elastic term where its rows are about what earlier "
     "ones were; only beside distillation",
 )
-
-
-def forgetting(rules: Forget = DEFAULTS) -> Part:
-    """Forgetting, for a method with distillation, which asks for it (distillation.py)."""
-
-    def wrap(method: Method) -> Method:
-        return replace(method, settings={**method.settings, "forget": FORGET})
-
-    equation = "KL to q_{t-1} with the fraction `prior` of its added precision; elastic term x `elastic`"
-    return Part("forgetting", equation, lambda s: bool(s.forget and s.distill > 0), wrap, rules)
 
 
 def let_go(agreed: Agreement, share: Tensor) -> Past:
@@ -81,10 +57,17 @@ def let_go(agreed: Agreement, share: Tensor) -> Past:
     return Past(prior=1 - share * (1 - torch.maximum(knows, surprised)), elastic=1 - share * (1 - surprised))
 
 
-def retold(agreed: Agreement, whole: Number, s: Settings) -> Past:
+def retold(agreed: Agreement, whole: Number) -> Past:
     """What a network without heads keeps of its evidence."""
-    prior = 1 - whole * (1 - (1 - agreed.knows) ** Forget.of(s).text_power)
-    return Past(prior=prior, elastic=1 - whole * (1 - agreed.surprised))
+    return Past(prior=1 - whole * agreed.knows, elastic=1 - whole * (1 - agreed.surprised))
+
+
+FORGETTING = Part(
+    "forgetting",
+    "KL to p_0 + prior (p_{t-1} - p_0) in place of p_{t-1}, the elastic term x elastic, by how new rows agree with old",
+    lambda s: bool(s.forget and s.distill > 0),
+    lambda method: replace(method, settings={**method.settings, "forget": FORGET}),
+)
 
 
 class Agreement(NamedTuple):

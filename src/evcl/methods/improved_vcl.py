@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from evcl._core.settings import BAYESIAN, TRAINING, Settings
 from evcl.methods import vcl
-from evcl.methods.composed import DISTILLATION, FORGETTING, TEMPERING
+from evcl.methods.composed import DISTILLATION, TEMPERING
+from evcl.methods.forgetting import FORGETTING
 from evcl.methods.method import ALONE, Learning, Method, Past, Round
 from evcl.methods.parts import compose
 from evcl.methods.redraw import REDRAW, redrawn

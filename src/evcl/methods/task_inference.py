@@ -33,7 +33,7 @@ from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
 from evcl.methods import class_statistics
 from evcl.methods.class_statistics import Statistics, known_inputs, scores
-from evcl.methods.counting import MOST_HELD, added, counted
+from evcl.methods.counting import MAX_HELD, added, counted
 from evcl.methods.data import TaskData
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.method import Asked, Learned, Learning, Method, Newcomer, Round
@@ -63,12 +63,6 @@ class Infer(Rules):
     """The rules of task inference: when a task of known classes is a new domain."""
 
     prefix: ClassVar[str] = "infer"
-    recognised: float = rule(
-        0.75,
-        "the least share of a task's held-out rows that must be likelier under its own classes than those of others",
-        "TODO",
-        high=1.0,
-    )
     known: float = rule(
         0.5,
         "a known domain tells less than this fraction of what the task's own rows tell about its labels",
@@ -111,7 +105,7 @@ def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[
     Half of its rows, at most 1,000, are counted as classes of their own; the other half is judged. The task is a new
     domain if both are true:
 
-        recognised:  p(own | x) > p(d | x) for each known domain d, for three rows in four (`infer.recognised`)
+        recognised:  p(own | x) > p(d | x) for each known domain d, for most rows
         unknown:     I(known) < 1/2 I(own) (`infer.known`), where NLL(d) = -log p(y | x, d) on average, and
                      I(d) = H(y) - NLL(d); for rows of a single class, whose entropy H(y) is 0, with log 2 in its place
 
@@ -130,10 +124,10 @@ def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[
 def _judged(
     statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, rules: Infer, r: int
 ) -> tuple[Tensor, Tensor]:
-    least, known_part = (one[r] if isinstance(one, Tensor) else one for one in (rules.recognised, rules.known))
+    part = rules.known[r] if isinstance(rules.known, Tensor) else rules.known
     seed, y = asked.seeds[r], task.y[r % len(task.y)]
     rows = (y >= 0).nonzero().flatten().cpu()
-    rows = rows[torch.randperm(len(rows), generator=generator(seed, Purpose.DOMAIN, len(rows)))][: 2 * MOST_HELD].to(
+    rows = rows[torch.randperm(len(rows), generator=generator(seed, Purpose.DOMAIN, len(rows)))][: 2 * MAX_HELD].to(
         x.device
     )
     counted, judged = rows[::2], rows[1::2]
@@ -156,9 +150,9 @@ def _judged(
     nll = nll[:, nll.isfinite().all(0)].mean(1)  # a row whose class has no other rows says nothing
     entropy = torch.special.entr(frequency).sum()
     info = torch.where(entropy > 0, entropy, math.log(2)) - nll
-    unknown = info[0] < known_part * info[1]
+    unknown = info[0] < part * info[1]
     mine = (own_scores.logsumexp(1) > of_domain.amax(1)).sum()
-    recognised = (mine + 1) / (len(judged) + 2) >= least
+    recognised = 2 * mine > len(judged)
     return recognised & unknown, of_domain.softmax(1).sum(0)
 
 

@@ -103,9 +103,8 @@ def _for_agents(found: Method) -> Method:
     taught = "distill" in known and known["distill"].default
     distill = replace(RL_SETTINGS["distill"], default=DISTILL_DEFAULT if taught else 0.0)
     bayes = BAYESIAN_SETTINGS if found.bayesian else {}
-    return replace(
-        found, settings={**dict.fromkeys(NOT_OURS), **own, **bayes, **RL_SETTINGS, "distill": distill}, parts=()
-    )
+    settings = {**dict.fromkeys(NOT_OURS), **own, **bayes, **RL_SETTINGS, "distill": distill}
+    return replace(found, settings=settings, parts=())
 
 
 def configured(name: str | Method, given: Mapping[str, object], stream: str) -> tuple[Method, Settings]:
