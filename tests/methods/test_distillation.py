@@ -239,7 +239,7 @@ def test_rows_are_counted_by_head():
 def test_learning_without_forgetting_is_what_plain_torch_makes_of_its_equations(chain):
     """Whole batches, Adam, a copy of the last network: every weight is the same, those of the old head too."""
     second = small_runs.task(1, 1, classes=3)
-    run = small_runs.run_of("lwf", heads=(2, 3), strength=2.0, distill_temperature=1.5)
+    run = small_runs.run_of("lwf", heads=(2, 3), strength=2.0, **{"distill.temperature": 1.5})
     if not chain:
         run.network.trunk.append(nn.Identity())
     run.learn([small_runs.task(0, 0)])

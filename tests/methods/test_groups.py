@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from interrupted import assert_stopped_run_ends_the_same
+from sklearn.covariance import oas
 from small_runs import same
 
 import evcl

@@ -110,9 +110,9 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
 
     A benchmark may have tables for one number of tasks (`"permuted-mnist:10"`), which then replace its other tables.
 
-    In a preset, `"*"` stands for every benchmark or every method; `bayesian`, `elastic`, `distillation` and `coreset`
-    stand for the methods that have those settings. A choice that a method does not offer is left out: a method named
-    after its coreset, for example, has only that one.
+    In a preset, `"*"` stands for every benchmark or every method; `bayesian`, `elastic`, `distillation`, `inference`
+    and `coreset` stand for the methods that have those settings. A choice that a method does not offer is left out: a
+    method named after its coreset, for example, has only that one.
     """
     if name not in SUMMARIES:
         raise unknown("preset", name, SUMMARIES, setting="preset")
@@ -120,7 +120,8 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     if method.bayesian:
         groups.append("bayesian")
     own = method.known_settings
-    parts = {"elastic": ELASTIC.keys(), "distillation": {"distill", "distill.temperature"}, "coreset": CORESET.keys()}
+    parts = {"elastic": ELASTIC.keys(), "distillation": {"distill"}, "coreset": CORESET.keys()}
+    parts["inference"] = {"one_softmax"}
     groups += [part for part, names in parts.items() if names <= own.keys()]
     space: Space = {}
     known = _table("presets.toml").get(name, {})
