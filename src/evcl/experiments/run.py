@@ -33,7 +33,7 @@ from evcl.experiments.folder import identity, interruptible
 from evcl.experiments.result import Environment, Matrices, Result, Summary, binned, merge, summarise
 from evcl.experiments.samples import picture
 from evcl.experiments.trunk import is_text, parsed, trunk
-from evcl.methods.parts import described
+from evcl.methods.parts import in_force
 from evcl.targets import CATEGORICAL, Likelihood
 from evcl.training import (
     Checkpointer,
@@ -412,7 +412,7 @@ def result_of(
     measures |= over_tasks(matrix)
     composed = methods.for_settings(methods.get(cell.method), cell.settings)
     measures |= {"task_names": list(names), "composed": None if composed.name == cell.method else composed.name}
-    measures |= described(composed, cell.settings)
+    measures |= in_force(composed, cell.settings)
     return cell_result(cell, machine, seconds, size, trunk, **measures)
 
 

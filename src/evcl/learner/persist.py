@@ -33,6 +33,7 @@ from evcl._core.settings import Settings, renamed, resolve
 from evcl._core.version import __version__
 from evcl.methods import Method, for_settings, known_settings, packing
 from evcl.methods import get as get_method
+from evcl.methods.parts import in_force
 from evcl.nn import MLP, Layout, LoRA, Prior, head_names
 from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
@@ -157,6 +158,7 @@ def about(learner: Learner) -> Described:
     return {
         "method": learner.method.name,
         "settings": dict(learner.settings),
+        **in_force(learner.state.run.method, learner.settings),
         "seed": learner.seed,
         "dtype": str(network.posterior.mean.dtype),
         "trunk": [[name, list(network.layout.shapes[name])] for name in network.trunk_names],
@@ -652,7 +654,9 @@ def card(saved: Described, now: Mapping[str, float] | None = None) -> Described:
         if now is not None and name in now:
             entry["now"] = now[name]
         tasks.append(entry)
-    about: Described = {key: saved[key] for key in ("method", "seed", "settings", "dtype") if key in saved}
+    about: Described = {
+        key: saved[key] for key in ("method", "parts", "rules", "seed", "settings", "dtype") if key in saved
+    }
     weights = sum(math.prod(shape) for _, shape in saved["trunk"])
     outputs = sum(len(group[1]) for some in saved.get("groups", {}).values() for group in some)
     outputs = outputs or sum(map(len, heads.values()))

@@ -9,9 +9,12 @@ method, PREFIX.FIELD: `--set distill.temperature=3`. In `learn`, `Distil.of(s)` 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from importlib import import_module
+from importlib.resources import files
+from typing import Any, ClassVar, NamedTuple, Self
 
 from evcl._core.settings import Setting, Settings, Value
 from evcl.methods.method import Method
@@ -76,15 +79,33 @@ def without(method: Method, *names: str) -> list[Part]:
     return [part for part in method.parts if part.name not in names]
 
 
-def in_force(method: Method, s: Settings) -> list[Part]:
-    """The parts that are on with these settings."""
-    return [part for part in method.parts if part.on(s)]
+def in_force(method: Method, s: Settings) -> dict[str, Any]:
+    """What results and cards say: the parts that are on, and the values of their rules by the names of settings."""
+    parts = [part for part in method.parts if part.on(s)]
+    rules = {name: s[name] for part in parts for name in part.rules.settings}
+    return {"parts": [part.name for part in parts], "rules": rules}
 
 
-def described(method: Method, s: Settings) -> dict[str, Any]:
-    """What results and cards say: the parts in force, and the values of their rules by the names of settings."""
-    parts = in_force(method, s)
-    return {
-        "parts": [part.name for part in parts],
-        "rules": {name: s[name] for part in parts for name in part.rules.settings},
-    }
+class Constant(NamedTuple):
+    """A number of a method that is no setting of training; `name` is that of a setting if it is a rule of a part."""
+
+    part: str
+    name: str
+    value: Any
+    meaning: str
+    why: str
+
+
+def constants(method: Method) -> list[Constant]:
+    """The rules of a method's parts, and the numbers of `constants.toml` that it uses."""
+    found = [
+        Constant(part.name, name, one.default, one.help, one.why)
+        for part in method.parts
+        for name, one in part.rules.settings.items()
+    ]
+    used = {part.name for part in method.parts} | {"training", *(["sigma", "numbers"] if method.bayesian else [])}
+    for part, entries in tomllib.loads(files("evcl._core").joinpath("constants.toml").read_text("utf-8")).items():
+        for one in entries if part in used else ():
+            module, _, name = one["at"].partition(":")
+            found.append(Constant(part, name, getattr(import_module(module), name), one["meaning"], one["why"]))
+    return found

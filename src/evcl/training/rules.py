@@ -201,7 +201,7 @@ class SGD:
             self.weights.add_(grad, alpha=-self.lr)
 
 
-CURVATURE_DECAY = 0.999  # of the two running means whose ratio is the curvature
+CURVATURE_DECAY = BETA2  # of the two running means whose ratio is the curvature
 
 
 class Update:
