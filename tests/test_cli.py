@@ -39,7 +39,7 @@ def test_run_writes_the_documented_result(evcl):
     assert (status, err) == (0, "")
     result = json.loads(Path("r/result.json").read_text())
     assert list(result) == [
-        "schema", "benchmark", "method", "preset", "config", "seeds", "accuracy", "average_accuracy", "forgetting",
+        "schema", "benchmark", "method", "preset", "config", "parts", "rules", "seeds", "accuracy", "average_accuracy", "forgetting",
         "backward_transfer", "nll", "ece", "reliability", "task_names", "seconds", "memory_bytes",
         "environment",
     ]  # fmt: skip
@@ -65,6 +65,15 @@ def test_run_writes_the_documented_result(evcl):
     assert "result: r/result.json" in out
     assert str(Path.cwd()) not in Path("r/result.json").read_text()
     assert [p.name for p in Path("r").iterdir()] == ["result.json"]
+
+
+def test_the_list_of_constants_names_parts_and_reasons(evcl):
+    status, out, _ = evcl("list", "constants", "kfac-evcl")
+    assert status == 0
+    for text in ("infer.known", "p(y | x) = sum_g", "ADAM_STEP_FRACTION", "Kingma and Ba"):
+        assert text in out
+    assert evcl("list", "constants", "ekfc")[0] == 2
+    assert evcl("list", "constants", "mesu")[0] == 2
 
 
 @pytest.mark.full

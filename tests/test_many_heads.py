@@ -12,7 +12,7 @@ from calls import counted
 
 import evcl
 from evcl.methods import Round, TaskData
-from evcl.methods.teacher import taught
+from evcl.methods.distillation import taught
 from evcl.nn import bayesianize, head, mlp, outputs
 from evcl.nn.passes import MIN_HEADS_TOGETHER
 from evcl.targets import CATEGORICAL

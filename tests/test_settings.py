@@ -10,9 +10,8 @@ import evcl
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Settings
 from evcl.learner import kinds as options
 from evcl.methods import METHODS
-from evcl.methods.teacher import DISTILLATION
 
-KNOWN = {**TRAINING, **BAYESIAN, **ELASTIC, **DISTILLATION, **CORESET}
+KNOWN = {**TRAINING, **BAYESIAN, **ELASTIC, "distill": METHODS["vcl"].known_settings["distill"], **CORESET}
 
 
 def parts(hint):

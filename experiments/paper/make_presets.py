@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from evcl._core.settings import renamed
 from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, best_trial, configure, result_name
 from evcl.methods import METHODS
 
@@ -51,12 +52,17 @@ def table(name: str, benchmark: str, method: str, result: dict[str, Any], settin
     The searches are older than the domains of EVCL, so a stream whose tasks share a head keeps one softmax
     (`one_softmax`). On other streams that setting has no effect, and is left out.
     """
-    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=settings).settings
+    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=renamed(settings)).settings
     usual = {key: setting.default for key, setting in METHODS[method].known_settings.items()}
     given = {key: value for key, value in resolved.items() if value != usual.get(key, value)}
     if not benchmark.startswith("permuted"):
         given.pop("one_softmax", None)
-    return "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())])
+    return "\n".join(
+        [
+            f"[{name}]",
+            *(f"{json.dumps(key) if '.' in key else key} = {json.dumps(value)}" for key, value in given.items()),
+        ]
+    )
 
 
 def tuned(benchmark: str, method: str) -> str:

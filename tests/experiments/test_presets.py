@@ -9,10 +9,9 @@ import pytest
 
 from evcl._core.catalogue import METHOD_SUMMARIES
 from evcl._core.errors import EvclError
-from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
+from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, renamed
 from evcl.experiments import RESULT, best_trial, configure, preset, read_result
 from evcl.methods import METHODS
-from evcl.methods.teacher import DISTILLATION
 
 PAPER = Path(__file__).parents[2] / "experiments" / "paper"
 
@@ -67,7 +66,10 @@ def test_what_met_the_test_data_is_the_preset(folder):
     for result in results:
         wanted = preset(result.preset, result.benchmark, METHODS[result.method], result.tasks)
         wanted |= {"coreset": result.config["coreset"]} if folder == "with-coresets" else {}
-        config = {"one_softmax": True, **result.config}  # results that are older than this setting have one softmax
+        config = {
+            "one_softmax": True,
+            **renamed(result.config),
+        }  # older ones have one softmax
         assert {name: config[name] for name in wanted} == wanted, (result.benchmark, result.method)
         assert result.preset == ("default" if folder == "default" else "tuned")
         assert result.validation == 0
@@ -114,8 +116,8 @@ def test_a_preset_leaves_a_method_what_its_name_says(method, name):
 
 def test_what_the_paper_leaves_open_is_what_the_defaults_were():
     found = preset("paper", "split-mnist", METHODS["evcl"])
-    own = {"kfac_merge": None, "one_softmax": None}
-    assert found.keys() == {**TRAINING, **BAYESIAN, **ELASTIC, **DISTILLATION, **CORESET, **own}.keys()
+    own = dict.fromkeys(("kfac_merge", "one_softmax", "infer.known", "distill", "distill.temperature", "forget"))
+    assert found.keys() == {**TRAINING, **BAYESIAN, **ELASTIC, **CORESET, **own}.keys()
     open_ = {"stop_nll": 0.0, "std_rate": 0.01, "strength_scale": "none", "fisher_draws": 0, "coreset": "none"}
     assert {name: found[name] for name in open_} == open_
 

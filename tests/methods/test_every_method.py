@@ -88,7 +88,7 @@ def test_a_replica_that_has_stopped_stays_where_it_is(method, epochs):
 BAD = [
     *(("imm-mean", given) for given in ({"l2_transfer": -1}, {"drop_transfer": 1.0})),
     *(("si", given) for given in ({"xi": 0}, {"xi": "no"}, {"strength": -1})),
-    *(("lwf", given) for given in ({"strength": -1}, {"distill_temperature": 0})),
+    *(("lwf", given) for given in ({"strength": -1}, {"distill.temperature": 0})),
     *(("xdg", given) for given in ({"gated": 1.0}, {"importance": "guess"})),
     ("evcl", {"importance": "no"}),
     ("td-vcl", {"batch_size": 1}),  # a batch needs room for kept rows

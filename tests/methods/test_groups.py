@@ -7,11 +7,11 @@ from functools import cache
 import pytest
 import torch
 from interrupted import assert_stopped_run_ends_the_same
+from sklearn.covariance import oas
 from small_runs import same
 
 import evcl
 from evcl.experiments import configure, execute
-from evcl.methods.class_statistics import SHRINKAGE_PER_FEATURE
 
 KINDS = ("class", "domain")
 DIGITS = {kind: evcl.benchmarks.get("split-digits", scenario=kind) for kind in KINDS}
@@ -43,9 +43,15 @@ def stream(method="evcl", seeds=(0,), benchmark="split-digits", **given):
 
 def covariance(scatter, rows):
     """That of features with this scatter about the means of their classes."""
-    k, width = SHRINKAGE_PER_FEATURE * len(scatter), len(scatter)
-    scatter = scatter + k * scatter.diagonal().mean() / rows * torch.eye(width, dtype=scatter.dtype)
-    return scatter / (rows + k)
+    part = scatter.double() / float(rows)
+    squares, trace, n = float(part.square().sum()), float(part.trace()), float(rows)
+    rho = min(1.0, (squares + trace**2) / ((n + 1) * (squares - trace**2 / len(part))))
+    return (1 - rho) * part + rho * trace / len(part) * torch.eye(len(part), dtype=part.dtype)
+
+
+def test_the_covariance_is_shrunk_as_scikit_learn_does_it():
+    x = torch.randn(30, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * torch.arange(1, 13)
+    torch.testing.assert_close(covariance(x.T @ x, 30), torch.from_numpy(oas(x.numpy(), assume_centered=True)[0]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

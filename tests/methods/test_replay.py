@@ -135,7 +135,7 @@ def replayed(alpha, memory, earlier=1, **given):
     variance 1.
     """
     options = {"tempering": BETA, "strength": 0.0, "replay_share": alpha, "memory": memory, "one_softmax": True}
-    run = run_of("evcl-er", prior_std=0.8, epochs=1, distill_temperature=WARM, **options, **given)
+    run = run_of("evcl-er", prior_std=0.8, epochs=1, **{"distill.temperature": WARM}, **options, **given)
     for k in range(earlier):
         run.learn([numbered(k)])
     size = run.network.layout.size
@@ -289,7 +289,7 @@ def test_tokens_are_not_mixed():
 
 
 def test_inputs_have_the_outputs_of_the_last_posterior_through_their_own_head():
-    run = learned("evcl-er", TWO, memory=10, replay_share=0.5, distill_temperature=3.0)
+    run = learned("evcl-er", TWO, memory=10, replay_share=0.5, **{"distill.temperature": 3.0})
     network = plain(run)
     fit = first_fit(run, [task(2, 0)])
     (loss,), at = fit.losses, EXAMPLES

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from evcl._core.errors import EvclError, brief, unknown
+from evcl._core.errors import EvclError, brief, retired, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     auto: bool = False  # True: "auto" is allowed too, and a rule chooses the value
     refuses: Mapping[str, str] = field(default_factory=dict)  # values that other methods take -> why this one does not
+    why: str = ""  # of a rule of a part: the reason for its default
 
     def check(self, name: str, value: object) -> Value:
         """Return `value` converted to this setting's type; if it is invalid, raise an error saying what is expected."""
@@ -121,6 +122,15 @@ ELASTIC = _ELASTIC
 VALIDATION, SEED = _EVERY_RUN.values()
 
 
+RENAMED = {"distill_temperature": "distill.temperature"}
+"""Old names of settings, which work until evcl 0.4, and their names now."""
+
+
+def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under their names of now, such as those of a file."""
+    return {RENAMED.get(name, name): value for name, value in given.items()}
+
+
 class Settings(dict[str, Any]):
     """Resolved settings, read as attributes: `s.strength`. A method's own settings can be read too, as `Any`.
 
@@ -157,9 +167,13 @@ class Settings(dict[str, Any]):
     fisher_decay: Number
     fisher_floor: Number
     distill: Number
-    distill_temperature: Number
     coreset: str
     coreset_size: int
+
+    def __missing__(self, name: str) -> Any:
+        if name in RENAMED:
+            return self[RENAMED[name]]
+        raise KeyError(name)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -179,6 +193,9 @@ def decided(value: Number | Auto) -> Number:
 
 def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, object]) -> Settings:
     """Check the `given` values, and use the defaults of `known` for all other settings."""
+    for name in given.keys() & RENAMED.keys() - known.keys():
+        retired(f"the setting {name}", f"it is called {RENAMED[name]}")
+    given = renamed(given)
     for name in given:
         if name not in known:
             raise unknown(f"setting of {owner}", name, known, setting=name)

@@ -27,7 +27,7 @@ from evcl.cli.options import HELP, DataDir, Once, Plugins, Usage, as_command, us
 from evcl.cli.progress import console, echo, screen
 
 LISTS = ("methods", "benchmarks", "presets")
-SETTINGS = "settings"
+SETTINGS, CONSTANTS = "settings", "constants"
 MIN_TABLE_COLUMNS = 120  # in a narrower terminal, the table of settings does not fit
 PLAIN_TABLE_COLUMNS = 200  # of the table of methods where there is no terminal: a line per method
 
@@ -36,31 +36,33 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="methods (with year, authors, memory and cost), benchmarks, presets, settings (of METHOD), or the "
-            "name of one of them [all]."
+            help="methods (with year, authors, memory and cost), benchmarks, presets, settings (of METHOD), constants "
+            "(of METHOD), or the name of one of them [all]."
         ),
     ] = None,
-    method: Annotated[str | None, typer.Argument(help="After settings: the method [evcl].")] = None,
+    method: Annotated[str | None, typer.Argument(help="After settings or constants: the method [evcl].")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List methods, benchmarks, presets and settings."""
+    """List methods, benchmarks, presets, settings and constants."""
     of_methods, of_benchmarks = METHOD_SUMMARIES | AGENT_SUMMARIES | ROW_SUMMARIES, BENCHMARK_SUMMARIES
     if experiments.load_plugins(plugin or []):
         from evcl import benchmarks, methods
 
         of_methods = {m.name: m.summary for m in methods.METHODS.values()} | AGENT_SUMMARIES | ROW_SUMMARIES
         of_benchmarks = of_benchmarks | {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
-    if method is not None and what != SETTINGS:
+    if method is not None and what not in (SETTINGS, CONSTANTS):
         raise Usage(f"evcl list {what} takes nothing more, not {method!r}; evcl list settings {method} may be meant")
-    if what == SETTINGS or what in of_methods:
-        name = (method or "evcl") if what == SETTINGS else str(what)
+    if what in (SETTINGS, CONSTANTS) or what in of_methods:
+        name = str(what) if what in of_methods else method or "evcl"
         if name not in of_methods:
             with usage():
                 raise unknown("method", name, of_methods)
-        _settings(name)
+        (_constants if what == CONSTANTS else _settings)(name)
         return
     if what not in (None, *LISTS):
-        raise Usage(f"evcl list takes methods, benchmarks, presets, settings or the name of a method, not {what!r}")
+        raise Usage(
+            f"evcl list takes methods, benchmarks, presets, settings, constants or the name of a method, not {what!r}"
+        )
     if what == "methods":
         _methods(list(of_methods))
         return
@@ -107,6 +109,34 @@ def _settings(name: str) -> None:
         return
     out = console() if console().is_terminal else screen(PLAIN_TABLE_COLUMNS)
     out.print(table, highlight=False)
+
+
+def _constants(name: str) -> None:
+    """The numbers of a method beside its settings, and its parts with their equations."""
+    from rich.table import Table
+
+    from evcl import methods
+    from evcl.methods.parts import constants
+
+    if name not in methods.METHODS:
+        raise Usage(f"{name} learns no tasks: its numbers are its settings, in evcl list settings {name}")
+    method = methods.METHODS[name]
+    echo(f"{name}: {method.summary}")
+    for part in method.parts:
+        _wrapped(f"  {part.name:<16}", part.equation)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("part", "constant", "value", "meaning", "why"):
+        table.add_column(column, no_wrap=column in ("part", "constant"))
+    found = constants(method)
+    for one in found:
+        several = isinstance(one.value, tuple)
+        value = f"{one.value[0]:g} to {one.value[-1]:g}" if several else f"{one.value:g}"
+        table.add_row(one.part, one.name, value, one.meaning, one.why)
+    out = console() if console().is_terminal else screen(PLAIN_TABLE_COLUMNS)
+    out.print(table, highlight=False)
+    echo(
+        f"{len(found)} constants, beside the settings: evcl list settings {name}. A name with a dot is a setting, too."
+    )
 
 
 def _methods(names: list[str]) -> None:

@@ -121,7 +121,7 @@ def _facts(path: Path, card: Facts, found: tables.Model) -> Facts:
     unknown = {"now": None, "estimated": None}
     return {
         "model": path,
-        **{name: card[name] for name in ("method", "seed", "settings", "versions")},
+        **{name: card[name] for name in ("method", "parts", "rules", "seed", "settings", "versions") if name in card},
         "columns": found.encoder.names,
         "target": found.target,
         "classes": found.labels,
@@ -143,6 +143,8 @@ def _head_lines(model: Path, card: Facts, voice: Voice) -> None:
     changed = [f"{name}={value}" for name, value in settings.items() if value != defaults.get(name, value)]
     voice.say(f"{model}: {size_of(model)}, {many(tasks, 'task')}")
     voice.fact("method", f"{card['method']}, seed {card['seed']}" + "".join(f", {one}" for one in changed))
+    if card.get("parts"):
+        voice.fact("parts", ", ".join(card["parts"]))
     if card["versions"]:
         voice.fact("saved by", ", ".join(f"{name} {version}" for name, version in card["versions"].items()))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError, unknown
-from evcl._core.settings import CORESET, ELASTIC, Setting
+from evcl._core.settings import CORESET, ELASTIC, Setting, renamed
 from evcl.experiments.config_file import Space
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
 
     A benchmark may have tables for one number of tasks (`"permuted-mnist:10"`), which then replace its other tables.
 
-    In a preset, `"*"` stands for every benchmark or every method; `bayesian`, `elastic`, `distillation` and `coreset`
-    stand for the methods that have those settings. A choice that a method does not offer is left out: a method named
-    after its coreset, for example, has only that one.
+    In a preset, `"*"` stands for every benchmark or every method; `bayesian`, `elastic`, `distillation`, `inference`
+    and `coreset` stand for the methods that have those settings. A choice that a method does not offer is left out: a
+    method named after its coreset, for example, has only that one.
     """
     if name not in SUMMARIES:
         raise unknown("preset", name, SUMMARIES, setting="preset")
@@ -120,7 +120,8 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     if method.bayesian:
         groups.append("bayesian")
     own = method.known_settings
-    parts = {"elastic": ELASTIC.keys(), "distillation": {"distill", "distill_temperature"}, "coreset": CORESET.keys()}
+    parts = {"elastic": ELASTIC.keys(), "distillation": {"distill"}, "coreset": CORESET.keys()}
+    parts["inference"] = {"one_softmax"}
     groups += [part for part, names in parts.items() if names <= own.keys()]
     space: Space = {}
     known = _table("presets.toml").get(name, {})
@@ -135,7 +136,7 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})
         for group in groups:
-            space |= {key: value for key, value in tables.get(group, {}).items() if key in own}
-        space |= tables.get(method.name, {})
+            space |= {key: value for key, value in renamed(tables.get(group, {})).items() if key in own}
+        space |= renamed(tables.get(method.name, {}))
     offered = {key: setting.choices for key, setting in own.items() if setting.choices}
     return {key: value for key, value in space.items() if key not in offered or value in offered[key]}

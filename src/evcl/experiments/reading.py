@@ -57,6 +57,7 @@ def _check_names(result: Result) -> None:
     names = {name: getattr(result, name) for name in ("benchmark", "method", "preset")}
     names |= {f"task {i + 1}": name for i, name in enumerate(result.task_names)}
     names |= {f"config {name}": name for name in (*result.config, *result.inferred_accuracy)}
+    names |= {f"part {name}": name for name in (*result.parts, *result.rules)}
     names |= {name: text for name, text in asdict(result.environment).items() if isinstance(text, str)}
     for name, text in names.items():
         if not plain(text):

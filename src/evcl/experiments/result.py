@@ -36,6 +36,7 @@ RANGES |= {**dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9)), "
 OPTIONAL = (
     *("memory_bytes", "inferred_accuracy", "prequential", "average_return", "returns"),
     *("log_likelihood", "log_likelihoods", "sample_uncertainty", "samples", "reliability", "task_names", "composed"),
+    *("parts", "rules"),
 )
 Bins = list[list[tuple[float, float, float]]]  # [seed][bin]: see `Result.reliability`
 Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
@@ -163,6 +164,8 @@ class Result(Struct, frozen=True, kw_only=True):
         composed: the name of the method that the settings compose, if it is another: `evcl` with a memory is `evcl-er`
         preset: the preset's name
         config: every setting, and the shape of the stream and of the network
+        parts: what the method is composed of and was in force, such as "distillation"; see `evcl list constants`
+        rules: the constants of these parts, by the names of their settings
         seeds: the seeds; all values per seed are in this order
         accuracy: `[seed][after task t][on task k]`; None if not measured
         average_accuracy: over all tasks after the last one
@@ -198,6 +201,8 @@ class Result(Struct, frozen=True, kw_only=True):
     composed: Name | None = None
     preset: Name
     config: dict[Name, Any]
+    parts: list[Name] = []
+    rules: dict[Name, float | bool] = {}
     seeds: list[int]
     accuracy: Matrices | None
     average_accuracy: Summary

@@ -33,6 +33,7 @@ from evcl.experiments.folder import identity, interruptible
 from evcl.experiments.result import Environment, Matrices, Result, Summary, binned, merge, summarise
 from evcl.experiments.samples import picture
 from evcl.experiments.trunk import is_text, parsed, trunk
+from evcl.methods.parts import in_force
 from evcl.targets import CATEGORICAL, Likelihood
 from evcl.training import (
     Checkpointer,
@@ -409,8 +410,9 @@ def result_of(
         if bool(one[r].isfinite())
     }
     measures |= over_tasks(matrix)
-    name = methods.for_settings(methods.get(cell.method), cell.settings).name
-    measures |= {"task_names": list(names), "composed": None if name == cell.method else name}
+    composed = methods.for_settings(methods.get(cell.method), cell.settings)
+    measures |= {"task_names": list(names), "composed": None if composed.name == cell.method else composed.name}
+    measures |= in_force(composed, cell.settings)
     return cell_result(cell, machine, seconds, size, trunk, **measures)
 
 

@@ -50,11 +50,16 @@ class NaiveOptions(LearnerOptions, total=False):
     augment: bool
 
 
-class DistillationOptions(TypedDict, total=False):
-    """Settings of the teacher."""
+# The rules of parts, whose names are no identifiers
+DistillationRules = TypedDict("DistillationRules", {"distill.temperature": float}, total=False)
+InferenceRules = TypedDict("InferenceRules", {"infer.known": float}, total=False)
+
+
+class DistillationOptions(DistillationRules, total=False):
+    """Settings of distillation and forgetting."""
 
     distill: float
-    distill_temperature: float
+    forget: bool
 
 
 class ElasticOptions(TypedDict, total=False):
@@ -92,7 +97,7 @@ class VCLOptions(NaiveOptions, DistillationOptions, total=False):
     coreset_size: int
 
 
-class EVCLOptions(VCLOptions, ElasticOptions, total=False):
+class EVCLOptions(VCLOptions, ElasticOptions, InferenceRules, total=False):
     """Settings of EVCL."""
 
     one_softmax: bool

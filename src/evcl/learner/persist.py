@@ -29,10 +29,11 @@ from evcl._core.errors import EvclError
 from evcl._core.files import described as text_of
 from evcl._core.files import open_tensors, save_tensors
 from evcl._core.forms import Form
-from evcl._core.settings import Settings, resolve
+from evcl._core.settings import Settings, renamed, resolve
 from evcl._core.version import __version__
 from evcl.methods import Method, for_settings, known_settings, packing
 from evcl.methods import get as get_method
+from evcl.methods.parts import in_force
 from evcl.nn import MLP, Layout, LoRA, Prior, head_names
 from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
@@ -157,6 +158,7 @@ def about(learner: Learner) -> Described:
     return {
         "method": learner.method.name,
         "settings": dict(learner.settings),
+        **in_force(learner.state.run.method, learner.settings),
         "seed": learner.seed,
         "dtype": str(network.posterior.mean.dtype),
         "trunk": [[name, list(network.layout.shapes[name])] for name in network.trunk_names],
@@ -381,7 +383,7 @@ def _learner(
     """A learner with the file's options, which has learned nothing yet."""
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
     options: Described = {
-        **resolve(method.name, known_settings(method, saved["settings"]), saved["settings"]),
+        **resolve(method.name, known_settings(method, saved["settings"]), renamed(saved["settings"])),
         "seed": saved["seed"],
         "init": "network",
         "unsupported": saved["unsupported"],
@@ -652,7 +654,9 @@ def card(saved: Described, now: Mapping[str, float] | None = None) -> Described:
         if now is not None and name in now:
             entry["now"] = now[name]
         tasks.append(entry)
-    about: Described = {key: saved[key] for key in ("method", "seed", "settings", "dtype") if key in saved}
+    about: Described = {
+        key: saved[key] for key in ("method", "parts", "rules", "seed", "settings", "dtype") if key in saved
+    }
     weights = sum(math.prod(shape) for _, shape in saved["trunk"])
     outputs = sum(len(group[1]) for some in saved.get("groups", {}).values() for group in some)
     outputs = outputs or sum(map(len, heads.values()))

@@ -21,13 +21,13 @@ from evcl.methods.terms import Gradients, Quadratic, Spring, Springs, Term
 if TYPE_CHECKING:
     from evcl.methods.composed import with_film
     from evcl.methods.coreset import with_coreset
+    from evcl.methods.distillation import Distillation, teach
     from evcl.methods.elastic_memory import Elastic, elastic
     from evcl.methods.importance import fisher
     from evcl.methods.kl import KL
     from evcl.methods.label_noise import tempering
     from evcl.methods.rehearsal import with_memory
     from evcl.methods.samplers import Interleaved, Mixed
-    from evcl.methods.teacher import Distillation, teach
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -39,7 +39,7 @@ else:
             "evcl.methods.label_noise": "tempering",
             "evcl.methods.rehearsal": "with_memory",
             "evcl.methods.samplers": "Interleaved Mixed",
-            "evcl.methods.teacher": "Distillation teach",
+            "evcl.methods.distillation": "Distillation teach",
             "evcl.methods.kl": "KL",
         },
     )

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
+from evcl.methods.distillation import of_inner, with_fits
 from evcl.methods.memories import Fresh, has_models, lasting, relaid
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import of_inner, with_fits
 from evcl.nn import Gaussian, Layout, head_names
 
 M = TypeVar("M")

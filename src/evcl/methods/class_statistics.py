@@ -25,12 +25,10 @@ from evcl.nn.sizes import ON_GPU, PASS_NUMBERS
 from evcl.posterior.classes import ClassMeans
 
 FILTER_SIDE, POOL_SIDE = 7, 4  # of the convolutions: D / 16 filters of 7 x 7 pixels, averaged over 4 x 4 fields
-MIN_IMAGE_SIDE = 8  # images with fewer pixels than this along a side are flattened
-SHRINKAGE_PER_FEATURE = 0.1  # k, the pseudo-rows that shrink S towards a multiple of the identity, per feature
+MIN_IMAGE_SIDE = 2 * POOL_SIDE  # images with fewer pixels than this along a side are flattened: fields have 2 x 2
 ROWS_AT_ONCE = 2048  # rows whose features are computed at a time
 OUTPUTS_AT_ONCE = 500_000  # of the convolutions, computed at a time on a CPU: they stay in its cache
 TEMPERATURES = tuple(2.0 ** (i / 4) for i in range(-4, 29))  # from 1/2 to 128
-PRIOR_T, PRIOR_ROWS = 6.0, 5.0  # T before any row is held out, and how many rows that choice counts for
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Statistics:
         every = torch.cat([one[r] for one in self.classes.values()]) if classes is None else classes
         scatter = square(double(self.common["scatter"][r])).unsqueeze(0)
         count, mean = double(every[None, :, 0]), double(every[None, :, 1:])
-        return ClassMeans(count, mean, scatter, SHRINKAGE_PER_FEATURE * scatter.shape[1])
+        return ClassMeans(count, mean, scatter, _pseudo_rows(scatter[0], float(count.sum())))
 
     def with_inputs(self, count: int) -> Statistics:
         """The same statistics, with this many more inputs, which were 0 in all rows so far."""
@@ -137,11 +135,21 @@ class Statistics:
 
     @property
     def temperature(self) -> Tensor:
-        """[R]: the temperature with the smallest NLL."""
+        """[R]: the temperature of the smallest NLL, with log T normal around the middle of the grid before any row is
+        held out: rows that are all predicted rightly would have T as small as can be.
+        """
         nll = double(self.common["nll"])
         grid = nll.new_tensor(TEMPERATURES)
-        total = nll + PRIOR_ROWS * (grid / PRIOR_T).log().square()
-        return grid[total.argmin(1)]
+        return grid[(nll + (grid / grid[len(grid) // 2]).log().square()).argmin(1)]
+
+
+def _pseudo_rows(scatter: Tensor, n: float) -> float:
+    """k, for which S has the least expected error if features are Gaussian: the oracle approximating shrinkage (Chen et
+    al., 2010), rho = k / (n + k) = (tr S^2 + tr^2 S) / ((n + 1) (tr S^2 - tr^2 S / D)), at most 1.
+    """
+    squares, trace = float(scatter.square().sum()), float(scatter.trace())
+    above, below = squares + trace**2, (n + 1) * (squares - trace**2 / len(scatter))
+    return max(1.0, n * above / max(below - above, 1e-6 * above, 1e-300))
 
 
 def statistics_in(memory: object) -> Statistics | None:

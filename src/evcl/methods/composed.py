@@ -1,9 +1,14 @@
 """The methods that are made of several parts: a plain method, and what is added to it.
 
     with_measures       the setting `importance`: other measures than the Fisher, among them Kronecker factors
-    with_distillation   the setting `distill`: a distillation loss on the outputs, beside penalties on the weights
-    with_classes        a softmax for each group of classes and each domain
     with_film           scales and shifts for each task by default; its name ends with film
+
+and, as parts (parts.py), each with its equation and its rules in a file of its own:
+
+    tempering           beta below 1, chosen from the labels' noise (label_noise.py)
+    distillation        the setting `distill`: a distillation loss on the outputs, beside penalties on the weights
+    forgetting          the setting `forget`: new rows that are about what old ones were take over from these
+    task inference      a softmax for each group of classes and each domain; `one_softmax` is without it
 
 `memory` and `coreset` are settings of any method that can have them: see registry.py.
 
@@ -24,11 +29,12 @@ from dataclasses import replace
 
 from evcl._core.settings import Value
 from evcl.methods import evcl, ewc, vcl
-from evcl.methods.domains import familiarity
+from evcl.methods.distillation import EVCL_DISTILL, distillation
+from evcl.methods.forgetting import FORGETTING
 from evcl.methods.kronecker import with_measures
 from evcl.methods.method import Method
-from evcl.methods.task_inference import with_classes
-from evcl.methods.teacher import EVCL_DISTILL, taught, with_distillation
+from evcl.methods.parts import Part, compose
+from evcl.methods.task_inference import task_inference
 
 
 def with_defaults(method: Method, name: str, **defaults: Value) -> Method:
@@ -42,14 +48,21 @@ def with_film(method: Method, **defaults: float) -> Method:
     return with_defaults(method, f"{method.name}-film", **defaults, film=True)
 
 
-EWC = with_distillation(with_measures(ewc.EWC))
-VCL = with_distillation(vcl.VCL)
-DISTILLED = with_distillation(
-    with_measures(evcl.EVCL),
-    lambda memory, round_: familiarity(memory.classes, round_, taught(round_.tasks, round_)),
-    distill=EVCL_DISTILL,
+TEMPERING = Part(
+    "tempering",
+    "beta / N_t KL(q_t || q_{t-1}) with beta below 1: the labels count 1 / beta times",
+    lambda s: s.tempering != 1,
 )
-EVCL = replace(with_classes(DISTILLED), kept_as="evidence")
+DISTILLATION = distillation()
+EWC = compose(with_measures(ewc.EWC), DISTILLATION, FORGETTING)
+VCL = compose(vcl.VCL, TEMPERING, DISTILLATION, FORGETTING)
+DISTILLED = compose(
+    with_measures(evcl.EVCL),
+    TEMPERING,
+    distillation(EVCL_DISTILL),
+    FORGETTING,
+)
+EVCL = compose(DISTILLED, task_inference(), kept_as="evidence")
 EVCL_FILM = with_film(EVCL, distill=0.0)
 EVCL_PAPER = with_defaults(
     evcl.EVCL,

@@ -24,10 +24,16 @@ from evcl.methods.composed import VCL
 from evcl.methods.data import TaskData
 from evcl.methods.memory import examples, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.parts import Part, without
 from evcl.methods.selection import choose, others
 from evcl.nn import Gaussian
 
 STAGE = "coreset"
+FINE_TUNED = Part(
+    "coreset",
+    "predicts with q~ = argmin NLL of the coreset + beta / N KL(q~ || q_t), the coreset left out of the task's rows",
+    lambda s: bool(s.get("coreset", "none") != "none"),
+)
 
 
 def with_coreset(method: Method, **changes: Any) -> Method:
@@ -57,7 +63,7 @@ def with_coreset(method: Method, **changes: Any) -> Method:
         return Learned(learned.posterior, memory(learned.memory, kept, tuned))
 
     wrapped = replace(method, memory=memory, learn=learn, predictor=_tuned, log_joint=None, stages=method.stages + 1)
-    return replace(wrapped, **changes)
+    return replace(wrapped, **{"parts": [*without(method, "task inference"), FINE_TUNED], **changes})
 
 
 def _rows(kept: Sequence[TaskData], task: TaskData, i: int, round_: Round, s: Settings) -> Tensor:

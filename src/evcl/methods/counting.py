@@ -26,11 +26,10 @@ from evcl.methods.class_statistics import (
 from evcl.methods.data import TaskData
 from evcl.methods.method import Round
 
-MIN_FEATURES, MAX_FEATURES, PER_ROW, PER_INPUT = 128, 1024, 2, 16  # D: 2 per row of the first task, 16 per input
+MIN_FEATURES, MAX_FEATURES = 128, 1024  # D: as many as memory allows
 COLUMNS_AT_ONCE = 256  # columns of the scatter that are computed at a time
-# A task of fewer than MAX_FOLD_ROWS rows holds out all of them, one fold at a time; of more, one fold; of few, none
-FOLDS, MIN_FOLD_ROWS, MAX_FOLD_ROWS = 5, 10, 1000
-MOST_HELD = 1000  # rows
+FOLDS = 5  # a task holds out all of its rows, one fold at a time; of MAX_HELD or more, one fold; of 2 per fold, none
+MAX_HELD = 1000  # rows
 MAX_RIVALS = 1000  # classes that a held-out row is predicted among; of more, some are drawn
 
 
@@ -55,7 +54,7 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
     orders = [task.drawn(round_.generators(Purpose.FOLDS, i)) for i, task in enumerate(tasks)]
     n = sum(order.shape[1] for order in orders)
     nll = statistics.common["nll"].clone()
-    for fold in range(0 if n < MIN_FOLD_ROWS else FOLDS if n < MAX_FOLD_ROWS else 1):
+    for fold in range(0 if n < 2 * FOLDS else FOLDS if n < MAX_HELD else 1):
         rest, held = statistics, []
         for task, order in zip(tasks, orders, strict=True):
             own = torch.arange(order.shape[1], device=order.device) % FOLDS == fold
@@ -65,8 +64,8 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
         certain[:, TEMPERATURES.index(1.0)] = -1e9
         rest = replace(rest, common={**rest.common, "nll": certain})
         for task, rows in held:
-            nll += _nll(rest, task, rows[:, :MOST_HELD], round_)
-        if n >= MAX_FOLD_ROWS:  # the rest is already counted
+            nll += _nll(rest, task, rows[:, :MAX_HELD], round_)
+        if n >= MAX_HELD:  # the rest is already counted
             statistics, orders = rest, [rows for _, rows in held]
     statistics = replace(statistics, common={**statistics.common, "nll": nll})
     for task, order in zip(tasks, orders, strict=True):
@@ -84,14 +83,13 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
     scale = (flat - centre.unsqueeze(1)).square_().mean((1, 2)).sqrt().clamp_min(1e-12)
     common = {"centre": centre[own], "scale": scale[own].unsqueeze(1)}
     room = MAX_FEATURES if most >= MAX_FEATURES * (MAX_FEATURES + 1) / 2 else side_of(int(most))
-    width = max(MIN_FEATURES, min(PER_ROW * flat.shape[1], PER_INPUT * flat.shape[2], MAX_FEATURES, room))
+    width = max(MIN_FEATURES, min(MAX_FEATURES, room))
     width -= width % POOL_SIDE**2
     own_width = flat.shape[2] + (flat.shape[2] % POOL_SIDE**2 == 0)
     if round_.network.base_features and own_width <= MAX_FEATURES:  # the matrix is small beside the base model
         width = own_width
     common["scatter"] = flat.new_zeros(len(own), width * (width + 1) // 2)
     common["nll"] = flat.new_zeros(len(own), len(TEMPERATURES))
-    common["squares"] = flat.new_zeros(len(own), flat.shape[2])
     return common
 
 
@@ -100,8 +98,7 @@ def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, se
     the mean, and merged exactly.
     """
     dtype = torch.float64 if task.x.is_cuda else task.x.dtype
-    changed = {name: one.clone() for name, one in statistics.common.items() if name in ("scatter", "squares")}
-    scatter = changed["scatter"]
+    scatter = statistics.common["scatter"].clone()
     before = statistics.classes.get(task.head)
     width = side_of(scatter.shape[1])
     after = scatter.new_zeros(len(scatter), classes, 1 + width)
@@ -114,8 +111,6 @@ def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, se
             f = units(x, statistics.common, r, seed).to(dtype)
             weights = f.new_ones(len(f)) if task.weights is None else task.weights[r % len(task.weights), some].to(f)
             among = F.one_hot(task.y[own, some], classes).to(f) * weights.unsqueeze(1)  # [n, C]
-            if "squares" in changed:
-                changed["squares"][r] += weights.to(x) @ (x.flatten(1) - statistics.common["centre"][r]).square_()
             count, old = among.sum(0), after[r].to(dtype)
             mean = among.T @ f / count.clamp_min(1e-12).unsqueeze(1)
             centred = f.sub_(mean[task.y[own, some]]).mul_(weights.sqrt().unsqueeze(1))
@@ -127,7 +122,7 @@ def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, se
             after[r, :, 1:] = old[:, 1:] + step * (count / whole).unsqueeze(1)
             after[r, :, 0] = old[:, 0] + count
         scatter[r] = triangle(total)
-    return Statistics({**statistics.classes, task.head: after}, {**statistics.common, **changed})
+    return Statistics({**statistics.classes, task.head: after}, {**statistics.common, "scatter": scatter})
 
 
 def _add_squares(total: Tensor, rows: Tensor) -> None:

@@ -22,11 +22,11 @@ from torch import Tensor
 from evcl._core.settings import Setting, Settings
 from evcl.methods.applied import LogitLoss
 from evcl.methods.data import Minibatch, TaskData
+from evcl.methods.distillation import column
 from evcl.methods.memory import per_task
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, chosen, weighted
 from evcl.methods.samplers import Interleaved
-from evcl.methods.teacher import column
 from evcl.methods.terms import Number
 from evcl.nn import BayesianNetwork, outputs
 

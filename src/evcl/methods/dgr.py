@@ -29,9 +29,9 @@ from torch import Tensor
 
 from evcl._core.settings import TRAINING, Setting, Settings
 from evcl.methods.data import NO_HEAD, Minibatch, TaskData
+from evcl.methods.distillation import column
 from evcl.methods.generator import GENERATOR, Memory, Replay, begun, retrained
 from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
-from evcl.methods.teacher import column
 from evcl.methods.terms import Number
 from evcl.nn import BayesianNetwork, outputs
 

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Settings
-from evcl.methods.composed import EVCL
+from evcl.methods.composed import DISTILLED
 from evcl.methods.dgr import DGR, REPLAY, labelled
+from evcl.methods.distillation import protection, unlearned
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.evcl_er import SHARE
 from evcl.methods.generator import Memory as GeneratorMemory
@@ -33,7 +34,6 @@ from evcl.methods.kronecker import MEASURES
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Round
-from evcl.methods.teacher import protection, unlearned
 from evcl.nn import Gaussian
 
 
@@ -78,21 +78,18 @@ def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
 
 
 EVCL_DGR = replace(
-    EVCL,
+    DISTILLED,
     name="evcl-dgr",
     summary="",
     only_classes="the labels of its generated rows are classes",
     learn=learn,
     memory=Memory,
     replays=True,
-    log_joint=None,  # generated rows of the old classes take part
     settings={
-        **EVCL.settings,
+        **DISTILLED.settings,
         **REPLAY,
         "replay_share": replace(SHARE, default=0.5),
-        "one_softmax": None,
     },
     no_memory=DGR.no_memory,
-    kept_as="rows",
     stages=DGR.stages,
 )

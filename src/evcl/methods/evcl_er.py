@@ -22,7 +22,7 @@ So EVCL with replay minimises, n_k being the number of rows of task k and n that
     + beta/n KL(q_t || q_{t-1}^(1-alpha) N(mu, s_0)^alpha) + (1 - alpha) elastic term
 
 q_{t-1}^(1-alpha) N(mu, s_0)^alpha is the Gaussian with the means mu and the precision 1/s_0 + (1-alpha) (1/s - 1/s_0).
-T is `distill_temperature`: a softened output also says which of the other classes an input resembles. With the factor
+T is `distill.temperature`: a softened output also says which of the other classes an input resembles. With the factor
 T^2 its curvature is in the unit of that of the NLL, whatever T is: with it, an old row counts once. Labels of kept
 rows are not learned again: each says less than the outputs of a network that has seen all rows, and would count twice
 beside them. In a linear Gaussian model of which all rows are kept, every alpha gives the exact posterior. With 0, this
@@ -57,11 +57,12 @@ from evcl._core.settings import Setting, Settings
 from evcl.methods import evcl, task_inference
 from evcl.methods.composed import DISTILLED, EVCL
 from evcl.methods.data import TaskData
+from evcl.methods.distillation import Distil, Distillation, column, of_inner, with_fits
 from evcl.methods.kronecker import MEASURES
 from evcl.methods.method import Fit, Learned, Learning, Method, Past, Round
-from evcl.methods.rehearsal import REHEARSAL, Rehearsal, class_counts, replaying, weighted
+from evcl.methods.parts import without
+from evcl.methods.rehearsal import KEPT, REHEARSAL, Rehearsal, class_counts, replaying, weighted
 from evcl.methods.task_inference import counting, trainable
-from evcl.methods.teacher import Distillation, column, of_inner, with_fits
 from evcl.methods.terms import Number
 from evcl.nn import head_names, outputs
 
@@ -109,7 +110,7 @@ def recalled(
     half the rows are inputs. The last posterior knew nothing of a class that was added to a head since: there, its
     probability is 0.
     """
-    network, mean, warm = round_.network, round_.posterior.mean, s.distill_temperature
+    network, mean, warm = round_.network, round_.posterior.mean, Distil.of(s).temperature
     known: dict[int, int] = {}
     for i, task in enumerate(rehearsal.kept):
         known[task.head] = max(known.get(task.head, 0), rehearsal.rows[i].shape[1])
@@ -198,6 +199,7 @@ def with_replay(method: Method, **changes: Any) -> Method:
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
     log_joint, domains = of_inner(method.log_joint), of_inner(method.domains)
     replayed = replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings)
+    replayed = replace(replayed, parts=[*without(method, "distillation", "forgetting"), KEPT])  # see above
     return replace(replayed, **changes)
 
 

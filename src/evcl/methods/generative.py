@@ -6,6 +6,8 @@ m_c is the mean of the features f of class c over n_c rows. All classes share S,
 
     S = (sum_c sum_{x in c} (f(x) - m_c)(f(x) - m_c)^T + k s^2 I) / (n + k),    s^2 its mean variance
 
+k is that of the oracle approximating shrinkage (Chen et al., 2010).
+
 Counts, means and the scatter are sums over rows. So tasks can come in any order, and give what all rows at once would
 give: nothing is forgotten, and no row is kept. Softmax layers are different: their classes compete in training, so a
 task without the old classes teaches them never to predict these.

@@ -6,7 +6,7 @@ KL_lambda = 1/2 sum_i [ v/s + (mu - m)^2 (1/s0 + lambda max(1/s - 1/s0, 0)) + lo
 
 Only the precision that data added to the first prior is multiplied by lambda. lambda 1 is VCL. As beta falls to 0, the
 added precision tends to H/beta, where H is the curvature of the earlier tasks' NLL, and the objective to that of online
-EWC with strength lambda. The setting `distill` adds distillation (see teacher.py).
+EWC with strength lambda. The setting `distill` adds distillation (see distillation.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
-from evcl.methods.composed import with_film
+from evcl.methods.composed import DISTILLATION, TEMPERING, with_film
+from evcl.methods.forgetting import FORGETTING
 from evcl.methods.kl import first_precision, kl
 from evcl.methods.label_noise import tempering
 from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round
+from evcl.methods.parts import compose
 from evcl.methods.redraw import REDRAW, redrawn
-from evcl.methods.teacher import with_distillation
 from evcl.methods.terms import Number, Spring, Springs
 from evcl.methods.vcl import Memory
 from evcl.nn import Gaussian
@@ -80,5 +81,5 @@ PLAIN = Method(
         "redraw": REDRAW,
     },
 )
-GVCL = with_distillation(PLAIN)
+GVCL = compose(PLAIN, TEMPERING, DISTILLATION, FORGETTING)
 GVCL_FILM = with_film(GVCL)

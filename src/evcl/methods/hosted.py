@@ -45,7 +45,7 @@ class Host(NamedTuple):
             "trains another network too": memories.has_models(method.memory),
             "needs several fits for a task": method.stages > 1,
             "has scales and shifts for each task": bool(s.get("film")),
-            "adds a loss on the outputs": "distill_temperature" in method.known_settings and method.memory is Nothing,
+            "adds a loss on the outputs": "distill.temperature" in method.known_settings and method.memory is Nothing,
             "trains on kept examples": memories.keeps_examples(method.memory),
         }
         self._raise(method, reasons)

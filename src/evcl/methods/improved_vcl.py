@@ -15,9 +15,11 @@ from dataclasses import replace
 
 from evcl._core.settings import BAYESIAN, TRAINING, Settings
 from evcl.methods import vcl
+from evcl.methods.composed import DISTILLATION, TEMPERING
+from evcl.methods.forgetting import FORGETTING
 from evcl.methods.method import ALONE, Learning, Method, Past, Round
+from evcl.methods.parts import compose
 from evcl.methods.redraw import REDRAW, redrawn
-from evcl.methods.teacher import with_distillation
 
 
 def learn(memory: vcl.Memory, round_: Round, s: Settings, past: Past = ALONE) -> Learning:
@@ -37,4 +39,4 @@ PLAIN = Method(
         "epochs": replace(TRAINING["epochs"], default=100),
     },
 )
-IMPROVED_VCL = with_distillation(PLAIN)
+IMPROVED_VCL = compose(PLAIN, TEMPERING, DISTILLATION, FORGETTING)

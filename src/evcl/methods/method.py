@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Number, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Part, copied
 from evcl.targets import Likelihood, Objective
+
+if TYPE_CHECKING:
+    from evcl.methods.parts import Part as MethodPart
 
 
 class Tracker:
@@ -279,6 +282,7 @@ class Asked(NamedTuple):
     x: Tensor
     heads: Sequence[int]
     seeds: Sequence[int]
+    settings: Mapping[str, Any] = {}
 
 
 class Newcomer(NamedTuple):
@@ -327,6 +331,7 @@ class Method:
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
             replicas, for any method
         jointly: True if it learns all tasks in one round: an upper bound, not a continual learner
+        parts: what it was composed of: see `evcl.methods.compose`
         shares: has no effect, and is deprecated: the seeds and real-valued settings of one method share a program
     """
 
@@ -350,6 +355,7 @@ class Method:
     stages: int = 1
     apart: bool = False
     jointly: bool = False
+    parts: Sequence[MethodPart] = ()
     shares: str = ""
 
     def __post_init__(self) -> None:

@@ -23,13 +23,13 @@ from torch import nn
 
 from evcl._core.randomness import Purpose
 from evcl._core.settings import ELASTIC, Settings
+from evcl.methods.distillation import Distillation
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.elastic_memory import elastic
 from evcl.methods.measures import IMPORTANCE, trackers
 from evcl.methods.memory import Model, model
 from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
 from evcl.methods.progressive import FILM
-from evcl.methods.teacher import Distillation
 from evcl.nn import Gaussian, outputs
 from evcl.nn.columns import Columns, in_column
 

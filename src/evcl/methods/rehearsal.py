@@ -28,11 +28,12 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
 from evcl.methods.data import TaskData, shuffled
+from evcl.methods.distillation import of_inner, teach, with_fits
 from evcl.methods.memory import examples, per_task
 from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
 from evcl.methods.naive import NAIVE
+from evcl.methods.parts import Part, without
 from evcl.methods.samplers import Mixed
-from evcl.methods.teacher import of_inner, teach, with_fits
 from evcl.methods.terms import Number
 
 ALL_ROWS_KEY = -1  # the key of the number of all rows, in a dict by place
@@ -45,6 +46,8 @@ REHEARSAL: dict[str, Setting] = {
         choices=("balanced", "reservoir"),
     ),
 }
+
+KEPT = Part("rehearsal", "the kept rows of earlier tasks join the rows of each step", lambda s: s.get("memory", 0) > 0)
 
 
 @dataclass(frozen=True)
@@ -241,7 +244,7 @@ def with_memory(method: Method, **changes: Any) -> Method:
         return Learned(learned.posterior, memory(learned.memory, remembered.rehearsal.after(round_, s)))
 
     wrapped = replace(method, memory=memory, learn=learn, predictor=of_inner(method.predictor), log_joint=None)
-    return replace(wrapped, **changes)
+    return replace(wrapped, **{"parts": [*without(method, "task inference"), KEPT], **changes})
 
 
 def _with_inputs(fit: Fit, kept: Sequence[TaskData], round_: Round, name: str) -> Fit:

@@ -34,10 +34,10 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, PartNoise
 from evcl._core.settings import Setting, Settings
 from evcl.methods.data import Minibatch, TaskData
+from evcl.methods.distillation import column
 from evcl.methods.memory import per_head, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Loss, Method, Round, Tracker
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, replaying
-from evcl.methods.teacher import column
 from evcl.methods.terms import Number
 from evcl.nn import BayesianNetwork, Gaussian, KWinners, Part
 from evcl.nn.winners import KWinnersLayer

@@ -13,27 +13,35 @@ overwrite what the softmax knows. It is a domain d of its head, with a softmax a
 
     p(y | x) = sum_d p(d | x) p(y | x, d)
 
-Whether a task is one, its rows decide (see domains.py). Tasks of one distribution share one softmax. With the
+Whether a task is one, its rows decide (see `domains`). Tasks of one distribution share one softmax. With the
 setting `one_softmax`, a head always has one softmax over all its classes.
+
+The machinery is in class_statistics.py (sums over rows, random features) and counting.py (a round is added to them).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
+from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
 from evcl.methods import class_statistics
-from evcl.methods.class_statistics import Statistics
-from evcl.methods.counting import counted
-from evcl.methods.domains import domains as judged
+from evcl.methods.class_statistics import Statistics, known_inputs, scores
+from evcl.methods.counting import MAX_HELD, added, counted
+from evcl.methods.data import TaskData
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.method import Asked, Learned, Learning, Method, Newcomer, Round
+from evcl.methods.parts import Part, Rules, rule
 from evcl.nn import Gaussian
 
 PER_WEIGHT = 4  # beside a network, the matrix has at most this many numbers per weight: as many as EVCL itself keeps
+JUDGED_HEAD = -1  # the head under which a task of an unknown domain is counted while it is judged
 M = TypeVar("M")
 ONE_SOFTMAX = Setting(
     False,
@@ -50,27 +58,107 @@ class Memory(ElasticMemory):
     classes: Statistics = field(default_factory=Statistics)
 
 
-def with_classes(method: Method) -> Method:
-    """Add the likelihood per class to a method whose memory is that of EWC."""
+@dataclass(frozen=True)
+class Infer(Rules):
+    """The rules of task inference: when a task of known classes is a new domain."""
 
-    def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-        if not round_.likelihood.softmax:
-            return (yield from method.learn(memory, round_, s))
-        part, learned = trainable(round_), Learned(round_.posterior, memory)
-        if part.tasks:
-            learned = yield from method.learn(memory, part, s)
-        return replace(learned, memory=counting(learned.memory, round_, s))
+    prefix: ClassVar[str] = "infer"
+    known: float = rule(
+        0.5,
+        "a known domain tells less than this fraction of what the task's own rows tell about its labels",
+        "TODO",
+        high=1.0,
+    )
 
-    settings = {**method.settings, "one_softmax": ONE_SOFTMAX}
-    return replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings)
+
+DEFAULTS = Infer()
+
+
+def task_inference(rules: Infer = DEFAULTS) -> Part:
+    """The likelihood per class, for a method whose memory is that of EWC."""
+
+    def wrap(method: Method) -> Method:
+        def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+            if not round_.likelihood.softmax:
+                return (yield from method.learn(memory, round_, s))
+            part, learned = trainable(round_), Learned(round_.posterior, memory)
+            if part.tasks:
+                learned = yield from method.learn(memory, part, s)
+            return replace(learned, memory=counting(learned.memory, round_, s))
+
+        settings = {**method.settings, "one_softmax": ONE_SOFTMAX}
+        return replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings)
+
+    equation = "p(y | x) = sum_g p(g | x) p(y | x, g), p(g | x) from a Gaussian per class on random features"
+    return Part("task inference", equation, lambda s: not (s.one_softmax or s.film), wrap, rules)
 
 
 def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
     return class_statistics.log_joint(memory.classes, q, asked)
 
 
+@torch.no_grad()
 def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[Tensor, Tensor] | None:
-    return judged(memory.classes, q, asked, task)
+    """Whether a task of known classes is a new domain [R], and the share of its rows that belong to each of the known
+    ones [R, domains]. None if the statistics of one of the heads are unknown.
+
+    Half of its rows, at most 1,000, are counted as classes of their own; the other half is judged. The task is a new
+    domain if both are true:
+
+        recognised:  p(own | x) > p(d | x) for each known domain d, for most rows
+        unknown:     I(known) < 1/2 I(own) (`infer.known`), where NLL(d) = -log p(y | x, d) on average, and
+                     I(d) = H(y) - NLL(d); for rows of a single class, whose entropy H(y) is 0, with log 2 in its place
+
+    So a prediction can tell which domain an input is from, and the task's labels follow a rule that the known domains
+    hardly know. Files of one distribution are not recognised: their rows are as likely under the earlier files.
+    """
+    statistics, rules = memory.classes, Infer.of(asked.settings)
+    x = known_inputs(statistics, q, asked)
+    if x is None:
+        return None
+    judged = [_judged(statistics, x[r % len(x)], asked, task, rules, r) for r in range(len(asked.seeds))]
+    new, shares = zip(*judged, strict=True)
+    return torch.stack(new), torch.stack(shares)
+
+
+def _judged(
+    statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, rules: Infer, r: int
+) -> tuple[Tensor, Tensor]:
+    part = rules.known[r] if isinstance(rules.known, Tensor) else rules.known
+    seed, y = asked.seeds[r], task.y[r % len(task.y)]
+    rows = (y >= 0).nonzero().flatten().cpu()
+    rows = rows[torch.randperm(len(rows), generator=generator(seed, Purpose.DOMAIN, len(rows)))][: 2 * MAX_HELD].to(
+        x.device
+    )
+    counted, judged = rows[::2], rows[1::2]
+    alone = Statistics(
+        {k: one[r : r + 1] for k, one in statistics.classes.items()},
+        {name: one[r : r + 1] for name, one in statistics.common.items()},
+    )
+    size = 1 + max(max(some) for some in task.classes)
+    own = TaskData(x.unsqueeze(0), y.unsqueeze(0), JUDGED_HEAD)
+    alone = added(alone, own, counted.unsqueeze(0), size, [seed])
+    *known, own_scores = (one[0] for one in scores(alone, [seed], x[judged].unsqueeze(0), [*asked.heads, JUDGED_HEAD]))
+    count, y = 1 + max(task.domains), y[judged]
+    of_domain = torch.stack([_total(known, [d == k for d in task.domains]) for k in range(count)], 1)
+    label = torch.tensor([c for one, some in zip(known, task.classes, strict=True) for c in some[: one.shape[1]]])
+    right = torch.cat(known, 1).masked_fill(label.to(y.device) != y.unsqueeze(1), -math.inf).logsumexp(1)
+    by_known = right - of_domain.logsumexp(1)
+    by_own = own_scores.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
+    frequency = torch.bincount(y, minlength=size).to(x) / max(1, len(y))
+    nll = -torch.stack([by_known, by_own])
+    nll = nll[:, nll.isfinite().all(0)].mean(1)  # a row whose class has no other rows says nothing
+    entropy = torch.special.entr(frequency).sum()
+    info = torch.where(entropy > 0, entropy, math.log(2)) - nll
+    unknown = info[0] < part * info[1]
+    mine = (own_scores.logsumexp(1) > of_domain.amax(1)).sum()
+    recognised = 2 * mine > len(judged)
+    return recognised & unknown, of_domain.softmax(1).sum(0)
+
+
+def _total(scores: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
+    """[N]: log p(x) up to a constant, over the classes of the heads that are wanted."""
+    return torch.cat([one for one, use in zip(scores, wanted, strict=True) if use], 1).logsumexp(1)
 
 
 def trainable(round_: Round) -> Round:

@@ -22,6 +22,12 @@ from evcl.report.styles import METHOD_NAMES, STYLES, Style, assign
 
 Floats = NDArray[np.float64]
 HELD_OUT = "held-out data"
+IN_NAMES = {
+    "tempering",
+    "forgetting",
+    "rehearsal",
+    "coreset",
+}  # parts that a label leaves out: see docs/methods/evcl.md
 METHOD_ORDER = [*STYLES, *METHOD_SUMMARIES]
 
 
@@ -133,7 +139,10 @@ def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
     names = {id_: name for id_, name in METHOD_NAMES.items() if name not in {r.name for r in results}}
     suffixes = {key: [_suffix(r, group) for r in group] for key, group in members.items()}
     labels = {
-        key: [names.get(r.name, r.name) + suffix for r, suffix in zip(group, suffixes[key], strict=True)]
+        key: [
+            " + ".join([names.get(r.name, r.name), *(part for part in r.parts if part not in IN_NAMES)]) + suffix
+            for r, suffix in zip(group, suffixes[key], strict=True)
+        ]
         for key, group in members.items()
     }
     pairs = [(label, r.name) for key in keys for label, r in zip(labels[key], members[key], strict=True)]

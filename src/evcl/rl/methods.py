@@ -15,9 +15,8 @@ from evcl._core.catalogue import AGENT_SUMMARIES
 from evcl._core.errors import unknown
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings, resolve
 from evcl.methods import METHODS, Method, check_targets
+from evcl.methods.composed import EVCL
 from evcl.methods.hosted import Host
-from evcl.methods.task_inference import ONE_SOFTMAX
-from evcl.methods.teacher import DISTILLATION
 from evcl.rl.policies import DISCRETE
 
 HOST = Host("an agent", "use evcl, vcl, ewc, si or mas", trackers=True)
@@ -58,7 +57,9 @@ BAYESIAN_SETTINGS = {
 }
 DEFAULTS = {"strength": 1.0, "fisher_temperature": 1.0}  # of the elastic term: that of Laplace's approximation
 DISTILL_DEFAULT = 0.3  # default of `distill` for methods of which distillation is a part
-NOT_OURS = {**TRAINING, **BAYESIAN, **CORESET, **DISTILLATION, "one_softmax": replace(ONE_SOFTMAX, default=True)}
+PARTS = {name: one for name, one in EVCL.known_settings.items() if "." in name or name in ("distill", "forget")}
+NOT_OURS = {**TRAINING, **BAYESIAN, **CORESET, **PARTS}
+NOT_OURS["one_softmax"] = replace(EVCL.known_settings["one_softmax"], default=True)
 AGENT_METHODS = {
     "clear": Method(
         "clear",
@@ -102,7 +103,8 @@ def _for_agents(found: Method) -> Method:
     taught = "distill" in known and known["distill"].default
     distill = replace(RL_SETTINGS["distill"], default=DISTILL_DEFAULT if taught else 0.0)
     bayes = BAYESIAN_SETTINGS if found.bayesian else {}
-    return replace(found, settings={**dict.fromkeys(NOT_OURS), **own, **bayes, **RL_SETTINGS, "distill": distill})
+    settings = {**dict.fromkeys(NOT_OURS), **own, **bayes, **RL_SETTINGS, "distill": distill}
+    return replace(found, settings=settings, parts=())
 
 
 def configured(name: str | Method, given: Mapping[str, object], stream: str) -> tuple[Method, Settings]:

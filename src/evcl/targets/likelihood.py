@@ -180,7 +180,7 @@ class Likelihood:
 
     def softmaxes(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
         """If -log p(y | outputs) is a sum of cross-entropies, their logits [M, parts, V] and classes [M, parts]: EVCL
-        then also keeps what the network says (see `methods/teacher.py`). Otherwise None.
+        then also keeps what the network says (see `methods/distillation.py`). Otherwise None.
         """
         return None
 

@@ -565,9 +565,8 @@ class Run:
         """
         if self.method.domains is None:
             return None
-        answer = self.method.domains(
-            self.memory, self.network.posterior, Asked(self.network, x, heads, list(self.seeds)), task
-        )
+        asked = Asked(self.network, x, heads, list(self.seeds), self.settings)
+        answer = self.method.domains(self.memory, self.network.posterior, asked, task)
         if answer is None:
             return None
         both = torch.cat([double(answer[0].unsqueeze(1)), double(answer[1])], 1)

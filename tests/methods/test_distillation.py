@@ -17,10 +17,15 @@ from torch import nn
 import evcl
 from evcl.methods import Fitted, Round, TaskData
 from evcl.methods.data import Minibatch
+from evcl.methods.distillation import (
+    EVCL_DISTILL,
+    agreement,
+    protection,
+    unlearned,
+)
 from evcl.methods.kl import kl
 from evcl.methods.label_noise import RIDGE, label_noise, tempering
 from evcl.methods.method import more_rows
-from evcl.methods.teacher import EVCL_DISTILL, PRIOR_POWER, TEXT_DISTILL, UNDISTILLED, agreement, protection, unlearned
 from evcl.nn import Gaussian, he_std, outputs
 from evcl.targets import Energy, NextToken
 
@@ -60,9 +65,7 @@ def test_heads_that_the_task_does_not_use_are_taught_by_their_rows():
     past = protection(counted(h0=80, h1=4000), round_of(run, rows(2, 40, classes=2), [0, 1]), s)
     (lesson,) = past.losses
     assert list(lesson.heads) == [0, 1]
-    assert [float(w) for w in lesson.strength] == pytest.approx(
-        [2.0 * EVCL_DISTILL, 10.0 * EVCL_DISTILL]
-    )  # 80 rows for 40; 100 times as many count for 10
+    assert [float(w) for w in lesson.strength] == pytest.approx([2.0 * EVCL_DISTILL, 1.0])  # 80 and 4,000 rows for 40
     assert (past.prior, past.elastic) == (1.0, 1.0)
 
 
@@ -74,7 +77,7 @@ def test_where_new_rows_contradict_the_old_weights_hold_on_and_nothing_is_taught
     past = protection(run.memory.rows, round_of(run, turned, [0]), s)
     knows, surprised = agreement(turned, round_of(run, turned, [0]))
     assert float(surprised) > 0.9
-    assert float(past.elastic) == pytest.approx(UNDISTILLED * float(surprised))
+    assert float(past.elastic) == pytest.approx(float(surprised))
     assert float(past.prior) == pytest.approx(float(surprised))
     assert float(past.losses[0].strength[0]) == float(knows) < 0.1
 
@@ -86,7 +89,7 @@ def test_where_new_rows_agree_with_the_old_the_teacher_holds_and_the_elastic_ter
     past = protection(run.memory.rows, round_of(run, again, [0]), s)
     knows, surprised = agreement(again, round_of(run, again, [0]))
     assert float(knows) > 0.5
-    assert float(past.elastic) == pytest.approx(UNDISTILLED * float(surprised))
+    assert float(past.elastic) == pytest.approx(float(surprised))
     assert float(surprised) < 0.2
     assert float(past.prior) == pytest.approx(float(knows))
     (lesson,) = past.losses
@@ -236,7 +239,7 @@ def test_rows_are_counted_by_head():
 def test_learning_without_forgetting_is_what_plain_torch_makes_of_its_equations(chain):
     """Whole batches, Adam, a copy of the last network: every weight is the same, those of the old head too."""
     second = small_runs.task(1, 1, classes=3)
-    run = small_runs.run_of("lwf", heads=(2, 3), strength=2.0, distill_temperature=1.5)
+    run = small_runs.run_of("lwf", heads=(2, 3), strength=2.0, **{"distill.temperature": 1.5})
     if not chain:
         run.network.trunk.append(nn.Identity())
     run.learn([small_runs.task(0, 0)])
@@ -400,8 +403,8 @@ def test_how_much_is_told_and_how_much_of_the_prior_is_kept(learner, rows):
     knows = max(0.0, 1 - float(nll) / math.log(LETTERS))
     past = protected(learner, x, rows)
     (loss,) = past.losses
-    assert float(loss.strength) == pytest.approx(TEXT_DISTILL * knows * min(1.0, rows / 200), abs=1e-5)
-    assert float(past.prior) == pytest.approx((1 - knows) ** PRIOR_POWER, abs=1e-5)
+    assert float(loss.strength) == pytest.approx(EVCL_DISTILL * knows * min(1.0, rows / 200), abs=1e-5)
+    assert float(past.prior) == pytest.approx(1 - knows, abs=1e-5)
 
 
 def test_it_is_the_sum_of_the_kls_of_all_letters(learner):
