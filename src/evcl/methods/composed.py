@@ -5,7 +5,7 @@
 
 and, as parts (parts.py), each with its equation and its rules in a file of its own:
 
-    tempering           beta below 1, chosen from the labels' noise (label_noise.py)
+    tempering           beta below 1, chosen from the labels' noise (tempering.py)
     distillation        the setting `distill`: a distillation loss on the outputs, beside penalties on the weights
     forgetting          the setting `forget`: new rows that are about what old ones were take over from these
     task inference      a softmax for each group of classes and each domain; `one_softmax` is without it
@@ -35,6 +35,7 @@ from evcl.methods.kronecker import with_measures
 from evcl.methods.method import Method
 from evcl.methods.parts import Part, compose
 from evcl.methods.task_inference import task_inference
+from evcl.methods.tempering import Tempering
 
 
 def with_defaults(method: Method, name: str, **defaults: Value) -> Method:
@@ -52,6 +53,7 @@ TEMPERING = Part(
     "tempering",
     "beta / N_t KL(q_t || q_{t-1}) with beta below 1: the labels count 1 / beta times",
     lambda s: s.tempering != 1,
+    rules=Tempering(),
 )
 DISTILLATION = distillation()
 EWC = compose(with_measures(ewc.EWC), DISTILLATION, FORGETTING)
@@ -72,5 +74,5 @@ EVCL_PAPER = with_defaults(
     **{"std_rate": 0.01, "predict_samples": 8, "strength": 100.0, "fisher_decay": 0.0, "fisher_scale": "none"},
     **{"fisher_temperature": 1.0, "fisher_spread": 0.0},
 )
-KFAC_EVCL = with_defaults(EVCL, "kfac-evcl", importance="kfac", strength=1.0)
+KFAC_EVCL = with_defaults(EVCL, "kfac-evcl", posterior="kronecker")
 KFAC_EWC = with_defaults(EWC, "kfac-ewc", importance="kfac", strength=1.0)

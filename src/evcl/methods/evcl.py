@@ -15,14 +15,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evcl._core.settings import ELASTIC, Settings
+from evcl.methods import kronecker_posterior
 from evcl.methods.elastic_memory import FISHER, Importance, Memory
 from evcl.methods.kl import betas, kl
-from evcl.methods.label_noise import tempering
+from evcl.methods.tempering import tempering
 from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round
+
+STRENGTH = replace(
+    ELASTIC["strength"],
+    default="auto",
+    help="lambda, the weight of the elastic term; with posterior=kronecker, how often the evidence of earlier rows "
+    "counts; auto: 3, and with posterior=kronecker 1",
+    auto=True,
+)
 
 
 def learn(memory: Memory, round_: Round, s: Settings, past: Past = ALONE, by: Importance = FISHER) -> Learning:
     beta = tempering(s, round_)
+    if s.posterior == "kronecker":
+        return (yield from kronecker_posterior.learn(memory, round_, s, beta, past))
     to_prior = replace(kl(memory.prior, beta, memory.beta, past, round_, s), means=by.means(memory, round_))
     terms = [to_prior, *by.penalty(memory, s, round_, past.elastic)]
     fitted = yield Fit(round_.tasks, terms=terms, losses=past.losses, trackers=by.trackers())
@@ -34,6 +45,14 @@ EVCL = Method(
     bayesian=True,
     learn=learn,
     memory=Memory,
-    settings={**ELASTIC, "importance": replace(ELASTIC["importance"], choices=("fisher",))},
+    structure=kronecker_posterior.structure,
+    settled=kronecker_posterior.settled,
+    settings={
+        **ELASTIC,
+        "posterior": kronecker_posterior.POSTERIOR,
+        "strength": STRENGTH,
+        "importance": replace(ELASTIC["importance"], choices=("fisher",)),
+        **kronecker_posterior.Kronecker().settings,
+    },
     apart=True,
 )

@@ -31,7 +31,7 @@ from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.generator import begun, retrained
 from evcl.methods.kl import betas, first_precision, kl
 from evcl.methods.kronecker import MEASURES
-from evcl.methods.label_noise import tempering
+from evcl.methods.tempering import tempering
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Round
 from evcl.nn import Gaussian

@@ -309,6 +309,9 @@ class Method:
             an entry may also override one of those with another default or other choices, or be None to remove it
         adapt: (a copy of the user's network, the settings of each replica) -> the network to train in its place
         predictor: (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
+        structure: (memory, network, settings) -> the posterior from which predictions draw, if it is not diagonal, such
+            as a `KroneckerGaussian`
+        settled: (settings, network, likelihood) -> the settings, with those chosen that depend on the network
         trunk: (the user's network, number of rounds) -> the trunk to train in the last of these rounds, for a method
             whose network grows. Weights keep their values under their names; None: the user's network
         log_joint: (memory, posterior, asked) -> [R, N, C] for each of the heads asked for: log p(x, class) up to a
@@ -343,6 +346,8 @@ class Method:
     settings: Mapping[str, Setting | None] = field(default_factory=dict)
     adapt: Callable[[nn.Module, Sequence[Settings]], nn.Module] | None = None
     predictor: Callable[[Any, Gaussian, int | None], Gaussian] | None = None
+    structure: Callable[[Any, BayesianNetwork, Settings], Any] | None = None
+    settled: Callable[[Settings, BayesianNetwork, Likelihood], Settings] | None = None
     trunk: Callable[[nn.Module, int], nn.Module] | None = None
     log_joint: Callable[[Any, Gaussian, Asked], list[Tensor] | None] | None = None
     domains: Callable[[Any, Gaussian, Asked, Newcomer], tuple[Tensor, Tensor] | None] | None = None

@@ -15,7 +15,8 @@ One product stands for the factors (A, G) of earlier evidence and (B, H) of new 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl.posterior.gaussian import Gaussian
 from evcl.posterior.layout import Layout
@@ -85,14 +87,17 @@ class Root(NamedTuple):
         """From A [R, K, ...] and G [R, K, o, o], of which the first must be positive definite."""
         if a.shape[1] > 2:
             raise EvclError(f"a sum of {a.shape[1]} Kronecker products has no root: merge them into one")
+        like, a, g = g, double(a), double(g)  # rounding, as of a GPU's products, would make small eigenvalues negative
         root = cls(inverse_root(g[:, 0]), a[:, 0].rsqrt() if a.dim() == 3 else inverse_root(a[:, 0]))
-        if a.shape[1] == 1:
-            return root
-        u, left = torch.linalg.eigh(root.left.mT @ g[:, 1] @ root.left)
-        if a.dim() == 3:
-            return cls(root.left @ left, root.right, 1 + u.unsqueeze(2) * (a[:, 1] / a[:, 0]).unsqueeze(1))
-        v, right = torch.linalg.eigh(root.right.mT @ a[:, 1] @ root.right)
-        return cls(root.left @ left, root.right @ right, 1 + u.unsqueeze(2) * v.unsqueeze(1))
+        if a.shape[1] == 2:
+            u, left = _eigen(root.left.mT @ g[:, 1] @ root.left)
+            if a.dim() == 3:
+                v, right = a[:, 1] / a[:, 0], root.right
+            else:
+                v, right = _eigen(root.right.mT @ a[:, 1] @ root.right)
+                right = root.right @ right
+            root = cls(root.left @ left, right, 1 + u.unsqueeze(2) * v.unsqueeze(1))
+        return cls(*(None if part is None else part.to(like) for part in root))
 
     def drawn(self, z: Tensor) -> Tensor:
         """L Z R^T for Z [R, o, i], after a division by the root of the scale."""
@@ -132,6 +137,13 @@ class Root(NamedTuple):
         return log_det if self.scale is None else log_det + self.scale.log().sum((1, 2))
 
 
+def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a symmetric matrix; an eigenvalue that may be a rounding error is 0."""
+    values, vectors = torch.linalg.eigh(matrix)
+    rounding = values.abs().amax(1, keepdim=True) * values.shape[1] * torch.finfo(torch.float32).eps
+    return torch.where(values.abs() > rounding, values, 0.0), vectors
+
+
 def inverse_root(matrix: Tensor) -> Tensor:
     """L with L L^T = matrix^-1; NaN for a replica that has diverged."""
     lower = torch.linalg.cholesky_ex(matrix)[0]
@@ -151,21 +163,35 @@ class KroneckerGaussian:
     blocks: Mapping[str, Block]
     factors: Factors
     rest: Tensor
+    known: dict[str, Root] = field(default_factory=dict, init=False, repr=False, compare=False)  # roots of the blocks
 
     def precision_times(self, v: Tensor) -> Tensor:
         """L v, for v [R, P]."""
         return self.mapped(self.rest * v, lambda key, d: times(*self.factors[key], d), v)
 
     def draw(self, z: Tensor) -> Tensor:
-        """The weights that standard normal numbers z [R, P] stand for."""
-        roots = self.roots()
-        return self.mean + self.mapped(z * self._inverse(self.rest).sqrt(), lambda key, d: roots[key].drawn(d), z)
+        """The weights that standard normal numbers z [R, P] stand for. A block whose numbers are all 0 needs no root:
+        there may be thousands of heads.
+        """
+
+        def drawn(key: str, d: Tensor) -> Tensor:
+            return self._root(key).drawn(d) if bool(d.any()) else d
+
+        return self.mean + self.mapped(z * self._inverse(self.rest).sqrt(), drawn, z)
 
     def marginals(self) -> Gaussian:
         """The Gaussian of each weight alone."""
-        roots = self.roots()
+        roots = self.roots
         variance = self.mapped(self._inverse(self.rest), lambda key, d: roots[key].marginals(), self.rest)
         return Gaussian(self.mean, 0.5 * variance.log(), self.layout)
+
+    def factored(self) -> Tensor:
+        """[R, P]: 1 for weights with factors, otherwise 0."""
+        return self.mapped(torch.zeros_like(self.mean), lambda key, d: torch.ones_like(d), self.mean)
+
+    def precision(self) -> Tensor:
+        """[R, P]: the diagonal of the precision."""
+        return self.mapped(self.rest.clone(), lambda key, d: _diagonals(*self.factors[key]), self.mean)
 
     def views(self) -> dict[str, Gaussian]:
         """The marginals of the weights of each name, [R, *shape]."""
@@ -175,8 +201,8 @@ class KroneckerGaussian:
         """[R]: KL(self || prior) = 1/2 [tr(L_0 L^-1) - P + d^T L_0 d + log |L| - log |L_0|], d the means apart."""
         away, ratio = self.mean - prior.mean, torch.where(self.rest > 0, prior.rest / self.rest, 1.0)
         total = (away * prior.precision_times(away)).sum(1) + (ratio - 1 - ratio.log()).sum(1)
-        others = prior.roots()
-        for key, root in self.roots().items():
+        others = prior.roots
+        for key, root in self.roots.items():
             traces = [root.traced(h, b) for b, h in zip(*(one.unbind(1) for one in prior.factors[key]), strict=True)]
             total = total + sum(traces) - root.left.shape[1] * root.right.shape[1]
             total = total + root.log_det() - others[key].log_det()
@@ -193,8 +219,14 @@ class KroneckerGaussian:
         """The posterior without this evidence, a difference of products; refused if that is no precision."""
         return self._with(evidence, -1)
 
+    @cached_property
     def roots(self) -> dict[str, Root]:
-        return {key: Root.of(*pair) for key, pair in self.factors.items()}
+        return {key: self._root(key) for key in self.factors}
+
+    def _root(self, key: str) -> Root:
+        if key not in self.known:
+            self.known[key] = Root.of(*self.factors[key])
+        return self.known[key]
 
     def _with(self, evidence: KroneckerGaussian, sign: int) -> KroneckerGaussian:
         both = {}
@@ -202,7 +234,7 @@ class KroneckerGaussian:
             b, h = evidence.factors[key]
             both[key] = merged(pair, (b, sign * h), "tasks")
         whole = replace(self, factors=both, rest=self.rest + sign * evidence.rest)
-        roots = whole.roots()
+        roots = whole.roots
         least = {key: float(root.scale.min()) for key, root in roots.items() if root.scale is not None}
         if bool((self.rest > 0).any()):
             least["weights without factors"] = float((whole.rest / self.rest)[self.rest > 0].min())
@@ -224,6 +256,11 @@ class KroneckerGaussian:
     @staticmethod
     def _inverse(rest: Tensor) -> Tensor:
         return torch.where(rest > 0, 1 / rest, 0.0)
+
+
+def _diagonals(a: Tensor, g: Tensor) -> Tensor:
+    """[R, o, i]: the diagonal of sum_k G_k (x) A_k."""
+    return diagonal(g).mT @ (a if a.dim() == 3 else diagonal(a))
 
 
 def times(a: Tensor, g: Tensor, d: Tensor) -> Tensor:

@@ -11,17 +11,18 @@ from torch import Tensor
 
 from evcl._core.randomness import Purpose, generator
 from evcl.nn import BayesianNetwork, Gaussian, head_names
+from evcl.posterior.kronecker import KroneckerGaussian
 
 KEPT_NUMBERS = 20_000_000  # largest size of weight draws that are kept: 80 MB in float32
 NOISE_THREADS = 4  # threads that make a large network's next draws while a GPU computes, which needs less time for one
 
 
 def weight_draws(
-    network: BayesianNetwork, q: Gaussian, seeds: Sequence[int], samples: int, heads: Iterable[int]
+    network: BayesianNetwork, q: Gaussian | KroneckerGaussian, seeds: Sequence[int], samples: int, heads: Iterable[int]
 ) -> Iterator[Tensor]:
     """The weight draws [R, P] of a prediction through these heads; each depends on the seed, not on the heads."""
-    mean, log_std = q.mean, q.log_std
-    if log_std is None:
+    mean = q.mean
+    if isinstance(q, Gaussian) and q.log_std is None:
         yield mean
         return
     spans = network.layout.spans
@@ -32,7 +33,6 @@ def weight_draws(
         parts[k] = slice(spans[names["weight"]].start, spans[names["bias"]].stop)
     distinct = sorted(set(seeds))
     own = torch.tensor([distinct.index(seed) for seed in seeds], device=mean.device)
-    std = log_std.exp()
 
     def noise(draw: int) -> Tensor:
         """Made on the CPU, so that every device predicts the same."""
@@ -44,7 +44,7 @@ def weight_draws(
 
     slow = len(distinct) * mean.shape[1] > KEPT_NUMBERS // NOISE_THREADS and samples > 1
     for z in ahead(noise, samples) if slow and not mean.is_cpu else map(noise, range(samples)):
-        yield mean + std * z.to(mean.device)[own]
+        yield q.draw(z.to(mean.device)[own])
 
 
 def ahead(make: Callable[[int], Tensor], count: int) -> Iterator[Tensor]:

@@ -46,6 +46,7 @@ from evcl.nn.lora import adapted
 from evcl.nn.network import CopiedTensors, forked
 from evcl.nn.per_task import TaskWeights
 from evcl.posterior import Extending
+from evcl.posterior.kronecker import KroneckerGaussian
 from evcl.targets import CATEGORICAL, Likelihood
 from evcl.targets.likelihood import Means
 from evcl.training.fit import Fitting
@@ -94,6 +95,7 @@ class Run:
     The draws of the last prediction are kept until the posterior changes.
     """
 
+    _structured: tuple[Any, KroneckerGaussian | None] | None = None
     _kept: tuple[Gaussian, Any, list[Tensor]] | None = None
 
     def __init__(
@@ -131,7 +133,7 @@ class Run:
         if self.precision == "bf16":
             self.network.weights.compute_dtype = torch.bfloat16
         mean = self.network.posterior.mean
-        self.settings = stack(settings, mean)
+        self.settings = stack([self.settled(one) for one in settings], mean)
         width = None
         if self.method.bayesian:
             width = self.network.first_log_std(self.settings.prior_std, mean).expand_as(mean).clone()
@@ -153,6 +155,11 @@ class Run:
         # the shape of the examples that each network was last checked on; a method may make a network for one round
         self.examined: WeakKeyDictionary[BayesianNetwork, torch.Size] = WeakKeyDictionary()
         self.lock = RLock()  # one thread at a time computes with the network
+
+    def settled(self, s: Settings) -> Settings:
+        """The settings with those chosen that depend on the network."""
+        choose = self.method.settled
+        return s if choose is None else choose(s, self.network, self.likelihood)
 
     def _check_whole(self, what: str) -> None:
         if self.how.only is not None or self.how.skip is not None:
@@ -426,7 +433,8 @@ class Run:
             return memories.initial(method.memory, fresh, _no_network)
 
         self.memory = memories.switched(method.memory, self.memory, empty)
-        self.method, self.settings = method, stack([settings], mean)
+        self.method = method
+        self.settings = stack([self.settled(settings)], mean)
         self.changed()
 
     def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
@@ -517,15 +525,19 @@ class Run:
         self.network.posterior = q
         if task_weights is not None:
             self.network.task_weights = task_weights
-        self.method = replace(self.method, predictor=None)
+        self.method = replace(self.method, predictor=None, structure=None)
         try:
             yield
         finally:
             (self.network.posterior, self.method, self.network.task_weights), self._kept = before, None
 
-    def predictor(self, task: int | None = None) -> Gaussian:
+    def predictor(self, task: int | None = None) -> Gaussian | KroneckerGaussian:
         """The weights that predict a task: the posterior, or what the method's `predictor` returns."""
         posterior, make = self.network.posterior, self.method.predictor
+        if make is None and self.method.structure is not None:
+            if self._structured is None or self._structured[0] is not self.memory:
+                self._structured = self.memory, self.method.structure(self.memory, self.network, self.settings)
+            return self._structured[1] or posterior
         if make is None:
             return posterior
         named = replace(posterior, layout=self.network.layout)
@@ -680,7 +692,8 @@ class Run:
         posterior, wanted, samples = self.predictor(task), tuple(heads), self.settings.get("predict_samples", 1)
         if posterior.mean.numel() * samples > KEPT_NUMBERS and not keep:
             return weight_draws(self.network, posterior, self.seeds, samples, wanted)
-        versions = (posterior.mean._version, posterior.log_std._version if posterior.log_std is not None else 0)
+        own = [posterior.mean, posterior.log_std] if isinstance(posterior, Gaussian) else []
+        versions = [t._version for t in own if t is not None]
         if self._kept is None or self._kept[0] is not posterior or self._kept[1] != (wanted, versions):
             draws = list(weight_draws(self.network, posterior, self.seeds, samples, wanted))
             self._kept = (posterior, (wanted, versions), draws)

@@ -1,0 +1,98 @@
+"""Tempering, a part: beta, the weight of the KL term, follows from the noise of a round's labels.
+
+    beta = b r,   r = min over ridges of sum_i |y_i - f_{-i}(x_i)|^2 / sum_i |y_i - mean y|^2,  at most 1
+
+f_{-i} is the posterior mean of a linear regression of the labels, a column per class, that was given all rows but i: r
+is the share of the labels' variance that cross-validated posteriors leave unexplained, 0 for labels without noise and 1
+for random ones. A network that is made of clean labels should fit them; one that fits noisy labels memorises, and the
+KL term is what holds it back. r is the smaller of two: from the inputs, and from the features of the network as the
+last round left it. With K the kernel of the inputs and one eigendecomposition for all ridges,
+
+    G = (K + ridge I)^-1,    y_i - f_{-i}(x_i) = (G Y)_i / G_ii
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evcl._core.devices import double
+from evcl._core.randomness import Purpose
+from evcl._core.settings import Settings, decided
+from evcl.methods.data import TaskData
+from evcl.methods.method import Round
+from evcl.methods.parts import Rules, rule
+from evcl.nn import outputs
+
+COLUMNS_AT_ONCE = 4096  # added to the kernel at a time: large images would need gigabytes at once
+MIN_BETA = 1e-4  # labels without any noise: with 0, there is no posterior
+RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # as fractions of the mean of the kernel's diagonal; r is that of the best
+
+
+@dataclass(frozen=True)
+class Tempering(Rules):
+    """The rules of `tempering=auto`."""
+
+    prefix: ClassVar[str] = "tempering"
+    noise: float = rule(
+        0.1,
+        "b: beta of a task whose labels are random; that of other tasks is in proportion to the noise of their labels",
+        "ablated: beta from 0.0003 to 0.3 on validation data of random streams",
+        high=1e6,
+        open_low=True,
+    )
+    rows: int = rule(500, "maximum number of rows that the noise is estimated from", "bound: the time it takes", low=2)
+
+
+def tempering(s: Settings, round_: Round) -> Tensor | float:
+    """beta for this round: one number for all replicas, or [R, 1]."""
+    if not isinstance(s.tempering, str):
+        return decided(s.tempering)
+    if round_.likelihood.usual_tempering is not None:
+        return round_.likelihood.usual_tempering
+    rules = Tempering.of(s)
+    noise = sum(task.n * label_noise(task, round_, rules.rows) for task in round_.tasks) / max(1, round_.n)
+    beta: Tensor = rules.noise * noise
+    return beta.clamp_min(MIN_BETA)
+
+
+@torch.no_grad()
+def label_noise(task: TaskData, round_: Round, most: int) -> Tensor:
+    """[R, 1]: r, how noisy a task's labels are."""
+    mean = round_.posterior.mean
+    if not round_.likelihood.softmax or task.y.shape[1] < 2:
+        return mean.new_ones(len(mean), 1)
+    rows, (data, from_below) = task.drawn(round_.generators(Purpose.DOUBT), most), task.seen_by(round_.network)
+    x, y = task.take(rows)
+    labels = double(F.one_hot(y, round_.network.classes(task.head)))
+    seen = data.take(rows)[0] if from_below else x
+    features = outputs(round_.network, mean, round_.network.layout, seen, [], task=task.task, from_below=from_below)
+    share = unexplained(features, labels)
+    if x.is_floating_point():
+        share = torch.minimum(share, unexplained(x.flatten(2), labels))
+    return share.to(mean).unsqueeze(1)
+
+
+def unexplained(x: Tensor, labels: Tensor) -> Tensor:
+    """[R]: r, for labels [R, n, C] and inputs [R, n, D]."""
+    kernel = labels.new_zeros(len(x), x.shape[1], x.shape[1])
+    for some in x.split(COLUMNS_AT_ONCE, 2):
+        centred = double(some).nan_to_num()  # an untrained network may overflow: training says so if it matters
+        centred = centred - centred.mean(1, keepdim=True)
+        kernel += centred @ centred.mT
+    labels = labels - labels.mean(1, keepdim=True)
+    scale = kernel.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-12).view(-1, 1, 1)
+    values, vectors = torch.linalg.eigh(kernel / scale + 1)  # the 1 adds a bias
+    turned, each = vectors.mT @ labels, []
+    for ridge in RIDGES:
+        inverse = 1 / (values.clamp_min(0) + ridge)
+        own = vectors.square() @ inverse.unsqueeze(2)  # the diagonal of G
+        left = vectors @ (inverse.unsqueeze(2) * turned) / own
+        each.append(left.square().sum((1, 2)))
+    total = labels.square().sum((1, 2)).clamp_min(1e-12)
+    share: Tensor = torch.stack(each).amin(0) / total
+    return share.clamp(max=1.0)
