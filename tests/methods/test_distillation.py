@@ -24,7 +24,7 @@ from evcl.methods.distillation import (
     unlearned,
 )
 from evcl.methods.kl import kl
-from evcl.methods.tempering import RIDGE, label_noise, tempering
+from evcl.methods.label_noise import RIDGE, label_noise, tempering
 from evcl.methods.method import more_rows
 from evcl.nn import Gaussian, he_std, outputs
 from evcl.targets import Energy, NextToken

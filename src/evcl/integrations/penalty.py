@@ -95,7 +95,8 @@ class Penalty:
             if name in LOOPS and name in chosen.known_settings:
                 raise EvclError(f"{name} is decided by the loop that trains the module: leave it out of the penalty")
         known = chosen.known_settings
-        usual = {name: value for name, value in (("distill", 0.0), ("one_softmax", True)) if name in known}
+        own = {"distill": 0.0, "one_softmax": True, "posterior": "diagonal"}
+        usual = {name: value for name, value in own.items() if name in known}
         if settings.get("distill"):
             raise EvclError("distill is a loss on the outputs, and a penalty is on the weights only: leave it out")
         if prior not in ("zero", "network"):
@@ -114,6 +115,8 @@ class Penalty:
         if prior == "network":
             network.centre = network.posterior.mean.clone()
         self._layout = network.layout
+        if self.method.settled is not None:
+            self.settings = self.method.settled(self.settings, network, CATEGORICAL)
         self._hosted = Hosted(self.method, self.settings, self._fresh(network), HOST)
         if self.method.bayesian:
             self._draw_weights(network)

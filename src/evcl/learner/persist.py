@@ -382,8 +382,10 @@ def _learner(
 ) -> Learner:
     """A learner with the file's options, which has learned nothing yet."""
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
+    known = known_settings(method, saved["settings"])
+    earlier = {"posterior": "diagonal"} if "posterior" in known else {}  # until 0.2, it was always diagonal
     options: Described = {
-        **resolve(method.name, known_settings(method, saved["settings"]), renamed(saved["settings"])),
+        **resolve(method.name, known, {**earlier, **renamed(saved["settings"])}),
         "seed": saved["seed"],
         "init": "network",
         "unsupported": saved["unsupported"],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evcl.methods.elastic_memory import Elastic, elastic
     from evcl.methods.importance import fisher
     from evcl.methods.kl import KL
-    from evcl.methods.tempering import tempering
+    from evcl.methods.label_noise import tempering
     from evcl.methods.rehearsal import with_memory
     from evcl.methods.samplers import Interleaved, Mixed
 else:
@@ -36,7 +36,7 @@ else:
             "evcl.methods.elastic_memory": "Elastic elastic",
             "evcl.methods.composed": "with_film",
             "evcl.methods.importance": "fisher",
-            "evcl.methods.tempering": "tempering",
+            "evcl.methods.label_noise": "tempering",
             "evcl.methods.rehearsal": "with_memory",
             "evcl.methods.samplers": "Interleaved Mixed",
             "evcl.methods.distillation": "Distillation teach",

@@ -5,7 +5,7 @@
 
 and, as parts (parts.py), each with its equation and its rules in a file of its own:
 
-    tempering           beta below 1, chosen from the labels' noise (tempering.py)
+    tempering           beta below 1, chosen from the labels' noise (label_noise.py)
     distillation        the setting `distill`: a distillation loss on the outputs, beside penalties on the weights
     forgetting          the setting `forget`: new rows that are about what old ones were take over from these
     task inference      a softmax for each group of classes and each domain; `one_softmax` is without it
@@ -32,10 +32,11 @@ from evcl.methods import evcl, ewc, vcl
 from evcl.methods.distillation import EVCL_DISTILL, distillation
 from evcl.methods.forgetting import FORGETTING
 from evcl.methods.kronecker import with_measures
+from evcl.methods.kronecker_posterior import diagonal_only
+from evcl.methods.label_noise import Tempering
 from evcl.methods.method import Method
 from evcl.methods.parts import Part, compose
 from evcl.methods.task_inference import task_inference
-from evcl.methods.tempering import Tempering
 
 
 def with_defaults(method: Method, name: str, **defaults: Value) -> Method:
@@ -67,7 +68,7 @@ DISTILLED = compose(
 EVCL = compose(DISTILLED, task_inference(), kept_as="evidence")
 EVCL_FILM = with_film(EVCL, distill=0.0)
 EVCL_PAPER = with_defaults(
-    evcl.EVCL,
+    diagonal_only(evcl.EVCL),
     "evcl-paper",
     **{"lr": 1e-3, "lr_schedule": "constant", "batch_size": 256, "epochs": 100},
     **{"tempering": 1.0, "init_std": 1e-4, "prior_std": 1.0, "std_lr_scale": 1.0, "std_update": "adam"},

@@ -18,16 +18,8 @@ from evcl._core.settings import ELASTIC, Settings
 from evcl.methods import kronecker_posterior
 from evcl.methods.elastic_memory import FISHER, Importance, Memory
 from evcl.methods.kl import betas, kl
-from evcl.methods.tempering import tempering
+from evcl.methods.label_noise import tempering
 from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round
-
-STRENGTH = replace(
-    ELASTIC["strength"],
-    default="auto",
-    help="lambda, the weight of the elastic term; with posterior=kronecker, how often the evidence of earlier rows "
-    "counts; auto: 3, and with posterior=kronecker 1",
-    auto=True,
-)
 
 
 def learn(memory: Memory, round_: Round, s: Settings, past: Past = ALONE, by: Importance = FISHER) -> Learning:
@@ -50,7 +42,7 @@ EVCL = Method(
     settings={
         **ELASTIC,
         "posterior": kronecker_posterior.POSTERIOR,
-        "strength": STRENGTH,
+        "strength": kronecker_posterior.STRENGTH,
         "importance": replace(ELASTIC["importance"], choices=("fisher",)),
         **kronecker_posterior.Kronecker().settings,
     },

@@ -31,7 +31,8 @@ from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.generator import begun, retrained
 from evcl.methods.kl import betas, first_precision, kl
 from evcl.methods.kronecker import MEASURES
-from evcl.methods.tempering import tempering
+from evcl.methods.kronecker_posterior import diagonal_only
+from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Round
 from evcl.nn import Gaussian
@@ -77,7 +78,7 @@ def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
     return Gaussian(torch.where(same, q.mean, mean), torch.where(same, q.log_std, -0.5 * precision.log()))
 
 
-EVCL_DGR = replace(
+EVCL_DGR = diagonal_only(
     DISTILLED,
     name="evcl-dgr",
     summary="",
@@ -86,7 +87,6 @@ EVCL_DGR = replace(
     memory=Memory,
     replays=True,
     settings={
-        **DISTILLED.settings,
         **REPLAY,
         "replay_share": replace(SHARE, default=0.5),
     },

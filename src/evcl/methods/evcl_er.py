@@ -198,7 +198,10 @@ def with_replay(method: Method, **changes: Any) -> Method:
         raise EvclError(f'{method.name} has a `learn` of its own, which evcl-er\'s would replace: set kept_as="rows"')
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
     log_joint, domains = of_inner(method.log_joint), of_inner(method.domains)
-    replayed = replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings)
+    structure = of_inner(method.structure)
+    replayed = replace(
+        method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings, structure=structure
+    )
     replayed = replace(replayed, parts=[*without(method, "distillation", "forgetting"), KEPT])  # see above
     return replace(replayed, **changes)
 

@@ -20,7 +20,7 @@ from evcl._core.settings import Setting, Settings
 from evcl.methods.composed import DISTILLATION, TEMPERING, with_film
 from evcl.methods.forgetting import FORGETTING
 from evcl.methods.kl import first_precision, kl
-from evcl.methods.tempering import tempering
+from evcl.methods.label_noise import tempering
 from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round
 from evcl.methods.parts import compose
 from evcl.methods.redraw import REDRAW, redrawn

@@ -11,7 +11,7 @@ means are fitted first,
 
 with the noise of the diagonal Gaussian that is nearest under the same KL; then F_t is measured at draws of it.
 
-A network is quadratic only near mu, and a new task moves its weights further. There the NLL of the old rows grows faster
+The NLL is quadratic only near mu, and a new task moves the weights further. There the NLL of the old rows grows faster
 than F says, most where the network is certain and F is nearly 0. So F is that of softened predictions, T^2 F_T, which
 is F if all classes are equally likely; and a part of the mean of their diagonals is added to G and A, for units that
 were not active. T = 1 and damping 0 are Bayes' rule.
@@ -21,18 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evcl._core.settings import Setting, Settings, decided
+from evcl._core.settings import ELASTIC, Setting, Settings, decided
 from evcl.curvature import blocks
 from evcl.methods.elastic_memory import Memory
 from evcl.methods.kl import KL, betas, first_precision, used_heads
 from evcl.methods.kronecker import Factored, measured
 from evcl.methods.memory import TRUNK_KEY
-from evcl.methods.method import Fit, Learned, Learning, Past, Round
+from evcl.methods.method import Fit, Learned, Learning, Method, Past, Round
 from evcl.methods.parts import Rules, rule
 from evcl.methods.terms import Number
 from evcl.nn import BayesianNetwork, Gaussian, head_names
@@ -46,7 +46,16 @@ POSTERIOR = Setting(
     f"layer; auto: kronecker if targets are classes and no layer has more than {MAX_AUTO_SIDE} inputs or outputs",
     choices=("auto", "diagonal", "kronecker"),
 )
-STRENGTH = {"diagonal": 3.0, "kronecker": 1.0}  # a diagonal misses what weights do together; a matrix does not
+STRENGTHS = {"diagonal": 3.0, "kronecker": 1.0}  # a diagonal misses what weights do together; a matrix does not
+STRENGTH = replace(
+    ELASTIC["strength"],
+    default="auto",
+    help="lambda, the weight of the elastic term; with posterior=kronecker, how often the evidence of earlier rows "
+    f"counts; auto: {STRENGTHS['diagonal']:g}, and with posterior=kronecker {STRENGTHS['kronecker']:g}",
+    auto=True,
+)
+DIAGONAL = {"posterior": replace(POSTERIOR, default="diagonal", choices=("diagonal",)), "strength": ELASTIC["strength"]}
+"""The settings of a method that computes with a diagonal posterior only."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,12 @@ class Kronecker(Rules):
     )
 
 
+def diagonal_only(method: Method, **changes: Any) -> Method:
+    """A method made from EVCL, for a diagonal posterior only."""
+    settings = {**method.settings, **dict.fromkeys(Kronecker().settings), **DIAGONAL, **changes.pop("settings", {})}
+    return replace(method, structure=None, settled=None, settings=settings, **changes)
+
+
 def settled(s: Settings, network: BayesianNetwork, likelihood: Likelihood) -> Settings:
     """The settings with the structure that `posterior=auto` chooses, and its `strength`."""
     chosen = s.posterior
@@ -80,7 +95,7 @@ def settled(s: Settings, network: BayesianNetwork, likelihood: Likelihood) -> Se
         small = max(wide, default=MAX_AUTO_SIDE + 1) <= MAX_AUTO_SIDE
         fits = small and likelihood.softmax and s.importance == "fisher" and not (s.film or network.task_weights)
         chosen = "kronecker" if fits else "diagonal"
-    strength = STRENGTH[chosen] if isinstance(s.strength, str) else s.strength
+    strength = STRENGTHS[chosen] if isinstance(s.strength, str) else s.strength
     return Settings({**s, "posterior": chosen, "strength": strength})
 
 
@@ -88,14 +103,16 @@ def learn(memory: Memory, round_: Round, s: Settings, beta: Number, past: Past) 
     names = round_.network.names_of(used_heads(past, round_))
     prior = belief(memory, round_.network, s, dict.fromkeys(memory.beta, beta) | {TRUNK_KEY: beta}, names, past.prior)
     variance, first = 1 / prior.precision(), first_precision(round_, s)
-    pull = torch.where(prior.factored() > 0, first * variance, 1.0)  # the rest of the pull on their means is the matrix's
+    # the rest of the pull on means with factors is the matrix's
+    pull = torch.where(prior.factored() > 0, first * variance, 1.0)
     to_prior = KL(Gaussian(prior.mean, 0.5 * variance.log()), beta / round_.n, pull)
     rows = {key: (a[:, 1:], _column(beta / round_.n) * g[:, 1:]) for key, (a, g) in prior.factors.items()}
     matrix = [Factored(memory.prior, rows, prior.blocks)] if rows else []
     fitted = yield Fit(round_.tasks, terms=[to_prior, *matrix], losses=past.losses)
     own = Kronecker.of(s)
     how = {"fisher_temperature": own.temperature, "fisher_spread": own.damping, "fisher_draws": own.draws}
-    factors, rest = measured(memory, fitted, round_, Settings({**s, **how, "fisher_scale": "examples"}))
+    how |= {"fisher_scale": "examples", "kfac_merge": s.get("kfac_merge", "nearest")}
+    factors, rest = measured(memory, fitted, round_, Settings({**s, **how}))
     last = betas(beta, memory.beta, past, round_, s)
     return Learned(fitted.q, replace(memory, factors=factors).after(fitted, round_, rest, s.fisher_decay, last))
 
@@ -105,7 +122,7 @@ def structure(memory: Memory, network: BayesianNetwork, s: Settings) -> Kronecke
     if s.get("posterior") != "kronecker" or not memory.factors:
         return None
     beta = memory.beta or {TRUNK_KEY: decided(s.tempering)}
-    return belief(memory, network, s, beta, network.layout.shapes)
+    return replace(belief(memory, network, s, beta, network.layout.shapes), mean=network.posterior.mean)
 
 
 def belief(
@@ -130,7 +147,8 @@ def belief(
             share = _column(kept * s.strength / of_head.get(weight, beta[TRUNK_KEY]))
             one, eye = (torch.ones_like(f[:, :1]) if f.dim() == 3 else _eye(f) for f in (a, g))
             factors[key] = torch.cat([one, a], 1), torch.cat([width * eye, share * g], 1)
-    made = KroneckerGaussian(mean, layout, known, factors, first + kept * s.strength / beta[TRUNK_KEY] * memory.importance)
+    rest = first + kept * s.strength / beta[TRUNK_KEY] * memory.importance
+    made = KroneckerGaussian(mean, layout, known, factors, rest)
     return replace(made, rest=made.rest * (1 - made.factored()))
 
 

@@ -39,7 +39,7 @@ from evcl.curvature import StepCurvature, blocks
 from evcl.methods.elastic_memory import Elastic
 from evcl.methods.kl import first_precision
 from evcl.methods.kronecker import Factored
-from evcl.methods.tempering import tempering
+from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_layer, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.natural import NO_MEMORY, WITHOUT, AtEnd, NaturalRule, Source

@@ -243,7 +243,8 @@ def with_memory(method: Method, **changes: Any) -> Method:
         learned = yield from with_fits(method.learn(remembered.inner, round_, s), replayed)
         return Learned(learned.posterior, memory(learned.memory, remembered.rehearsal.after(round_, s)))
 
-    wrapped = replace(method, memory=memory, learn=learn, predictor=of_inner(method.predictor), log_joint=None)
+    predictor, structure = of_inner(method.predictor), of_inner(method.structure)
+    wrapped = replace(method, memory=memory, learn=learn, predictor=predictor, structure=structure, log_joint=None)
     return replace(wrapped, **{"parts": [*without(method, "task inference"), KEPT], **changes})
 
 

@@ -27,7 +27,7 @@ from evcl._core.randomness import Purpose
 from evcl._core.settings import TRAINING, Setting, Settings
 from evcl.methods.data import TaskData, shuffled
 from evcl.methods.kl import KL, widened
-from evcl.methods.tempering import tempering
+from evcl.methods.label_noise import tempering
 from evcl.methods.memory import examples, per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.samplers import Mixed

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evcl._core.settings import Settings
 from evcl.methods.kl import betas, kl
-from evcl.methods.tempering import tempering
+from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_head, per_weight
 from evcl.methods.method import ALONE, Fit, Learned, Learning, Method, Past, Round, more_rows
 from evcl.methods.terms import Number

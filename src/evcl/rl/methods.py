@@ -17,6 +17,7 @@ from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings, 
 from evcl.methods import METHODS, Method, check_targets
 from evcl.methods.composed import EVCL
 from evcl.methods.hosted import Host
+from evcl.methods.kronecker_posterior import DIAGONAL
 from evcl.rl.policies import DISCRETE
 
 HOST = Host("an agent", "use evcl, vcl, ewc, si or mas", trackers=True)
@@ -98,8 +99,9 @@ def _for_agents(found: Method) -> Method:
     if found.only_classes:
         raise HOST.refusal(found, "learns classes only")
     own: dict[str, Setting | None] = {n: known[n] for n in known if n not in NOT_OURS}
+    own |= {name: setting for name, setting in DIAGONAL.items() if name in known}
     if "fisher_scale" in known:
-        own |= {name: replace(known[name], default=value) for name, value in DEFAULTS.items()}
+        own |= {name: replace((DIAGONAL | known)[name], default=value) for name, value in DEFAULTS.items()}
     taught = "distill" in known and known["distill"].default
     distill = replace(RL_SETTINGS["distill"], default=DISTILL_DEFAULT if taught else 0.0)
     bayes = BAYESIAN_SETTINGS if found.bayesian else {}

@@ -59,6 +59,7 @@ def create(source: Source, asked: Learning) -> tuple[Model, Rows]:
     encoder = fitting.encoder()
     rows.notes, rows.ends = [*fitting.limited, *fitting.notes], fitting.ends
     about: Json = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
+    given = {"posterior": "diagonal", **given} if "posterior" in resolved else given  # tables get new columns
     learner = Learner(mlp(encoder.inputs, hidden), method, **about, **given)
     made = Model(encoder, None if source.images else target, drop=tuple(asked.drop), learner=learner)
     made.missing, made.kind_given = asked.dialect.missing, asked.kind is not None

@@ -303,7 +303,7 @@ class Run:
         for model in memories.models(self.memory):
             model.network.posterior = model.posterior
             model.network.set_statistics(model.statistics)
-        self._kept = None
+        self._kept = self._structured = None
 
     def precise(self) -> AbstractContextManager[None]:
         return matmul_precision(self.precision) if self.network.posterior.mean.is_cuda else nullcontext()
@@ -535,8 +535,8 @@ class Run:
         """The weights that predict a task: the posterior, or what the method's `predictor` returns."""
         posterior, make = self.network.posterior, self.method.predictor
         if make is None and self.method.structure is not None:
-            if self._structured is None or self._structured[0] is not self.memory:
-                self._structured = self.memory, self.method.structure(self.memory, self.network, self.settings)
+            if self._structured is None or self._structured[0] is not posterior:
+                self._structured = posterior, self.method.structure(self.memory, self.network, self.settings)
             return self._structured[1] or posterior
         if make is None:
             return posterior
@@ -692,7 +692,7 @@ class Run:
         posterior, wanted, samples = self.predictor(task), tuple(heads), self.settings.get("predict_samples", 1)
         if posterior.mean.numel() * samples > KEPT_NUMBERS and not keep:
             return weight_draws(self.network, posterior, self.seeds, samples, wanted)
-        own = [posterior.mean, posterior.log_std] if isinstance(posterior, Gaussian) else []
+        own = [posterior.mean, posterior.log_std if isinstance(posterior, Gaussian) else None]
         versions = [t._version for t in own if t is not None]
         if self._kept is None or self._kept[0] is not posterior or self._kept[1] != (wanted, versions):
             draws = list(weight_draws(self.network, posterior, self.seeds, samples, wanted))

@@ -29,6 +29,7 @@ from evcl.methods.parts import Rules, rule
 from evcl.nn import outputs
 
 COLUMNS_AT_ONCE = 4096  # added to the kernel at a time: large images would need gigabytes at once
+NOISE_ROWS = 500  # maximum number of rows that the noise is estimated from
 MIN_BETA = 1e-4  # labels without any noise: with 0, there is no posterior
 RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # as fractions of the mean of the kernel's diagonal; r is that of the best
 
@@ -45,7 +46,6 @@ class Tempering(Rules):
         high=1e6,
         open_low=True,
     )
-    rows: int = rule(500, "maximum number of rows that the noise is estimated from", "bound: the time it takes", low=2)
 
 
 def tempering(s: Settings, round_: Round) -> Tensor | float:
@@ -54,19 +54,18 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
         return decided(s.tempering)
     if round_.likelihood.usual_tempering is not None:
         return round_.likelihood.usual_tempering
-    rules = Tempering.of(s)
-    noise = sum(task.n * label_noise(task, round_, rules.rows) for task in round_.tasks) / max(1, round_.n)
-    beta: Tensor = rules.noise * noise
+    noise = sum(task.n * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
+    beta: Tensor = Tempering.of(s).noise * noise
     return beta.clamp_min(MIN_BETA)
 
 
 @torch.no_grad()
-def label_noise(task: TaskData, round_: Round, most: int) -> Tensor:
+def label_noise(task: TaskData, round_: Round) -> Tensor:
     """[R, 1]: r, how noisy a task's labels are."""
     mean = round_.posterior.mean
     if not round_.likelihood.softmax or task.y.shape[1] < 2:
         return mean.new_ones(len(mean), 1)
-    rows, (data, from_below) = task.drawn(round_.generators(Purpose.DOUBT), most), task.seen_by(round_.network)
+    rows, (data, from_below) = task.drawn(round_.generators(Purpose.DOUBT), NOISE_ROWS), task.seen_by(round_.network)
     x, y = task.take(rows)
     labels = double(F.one_hot(y, round_.network.classes(task.head)))
     seen = data.take(rows)[0] if from_below else x
