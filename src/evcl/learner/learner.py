@@ -31,6 +31,7 @@ from evcl.nn.lora import with_adapters
 from evcl.targets import ENERGIES, LIKELIHOODS, Energy
 from evcl.targets import get as get_likelihood
 from evcl.training import Run, Session
+from evcl.training.account import Account, Counts
 
 if TYPE_CHECKING:
     from evcl.posterior import NamedPosterior
@@ -141,6 +142,7 @@ class Learner:
             call=call,
             accumulate=accumulate,
         )
+        run.account = Account()
         run.network.merges = adapters is not None and adapters.tasks == "merged"
         reader = Reader(arguments, call, dtype, self.method.name if copies else "", chosen)
         self.state = State(run, Session(run), reader, adapters)
@@ -369,6 +371,20 @@ class Learner:
         keeps_some = keep if self.can_keep else None
         advice = f"{keeps_some} would keep rows of every class" if keeps_some else "give every task rows of every class"
         return f"task {task!r} has no rows of {some}, which its head knows, and may make it forget them: {advice}"
+
+    def account(self, task: str | int | None = None) -> Counts:
+        """How often the rows of each earlier task counted in the objective when this task was learned, by default the
+        last one, by part of the objective: `account()["march"]["kl"]`, and "sum". Printed, it is a table. 1 is Bayes'
+        rule; it is empty for a first task, and where it is not known.
+        """
+        return Counts(self.state.record(task).get("account", {}))
+
+    def elbo(self, task: str | int | None = None) -> dict[str, float]:
+        """The evidence lower bound at the end of a task, by default the last one, in nats: `elbo` = -`nll` - `kl`, the
+        expected NLL of the task's rows under the posterior, and the KL divergence from the posterior before the task.
+        Empty for point weights, and where it is not known.
+        """
+        return dict(self.state.record(task).get("elbo", {}))
 
     @property
     def posterior(self) -> NamedPosterior:

@@ -81,6 +81,14 @@ class State:
             raise EvclError("to infer the task, the labels of all heads must have one type: all text, or all numbers")
         return labels
 
+    def record(self, task: str | int | None = None) -> Record:
+        """The record of a task, by default the last one; empty if there is none."""
+        if task is None:
+            return self.records[-1] if self.records else {}
+        self.head(task)  # raises if there is no such task
+        name = self.tasks[int(task)] if isinstance(task, Integral) else task
+        return next((one for one in self.records if one["task"] == name), {})
+
     def predicted_as(self, task: str) -> str:
         """See `Learner.predicted_as`."""
         head, own = self.session.tasks[task], self.run.predicts_by_task or self.run.network.task_weights is not None

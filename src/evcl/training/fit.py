@@ -77,8 +77,17 @@ class Fitting:
         self.settings = run.settings if epochs is None else Settings({**run.settings, "epochs": epochs})
 
     def __call__(self, fit: Fit, stage: int) -> Fitted:
-        if fit.model is None and self.validated is None:
+        run = self.run
+        first = fit.model is None and self.validated is None
+        if first:
             self.validated = stage
+            if run.account is not None:
+                wide = (
+                    run.network.first_log_std(run.settings.prior_std, run.network.posterior.mean)
+                    if run.method.bayesian
+                    else None
+                )
+                run.account = run.account.begun(fit, self.round, None if wide is None else (-2 * wide).exp())
         context = self._context(fit, stage)
         before = context.network.statistics()
         if fit.model is not None:
@@ -89,7 +98,10 @@ class Fitting:
             self.observer.end_fit(stage, tensors)
         else:
             context.network.set_statistics({name: tensors[f"statistics.{name}"] for name in before})
-        return self._fitted(fit, context, tensors)
+        fitted = self._fitted(fit, context, tensors)
+        if first and run.account is not None:
+            run.account = run.account.ended(fit, fitted, self.round)
+        return fitted
 
     def _context(self, fit: Fit, stage: int) -> FitContext:
         run, model = self.run, fit.model

@@ -48,6 +48,7 @@ from evcl.nn.per_task import TaskWeights
 from evcl.posterior import Extending
 from evcl.targets import CATEGORICAL, Likelihood
 from evcl.targets.likelihood import Means
+from evcl.training.account import Account
 from evcl.training.fit import Fitting
 from evcl.training.graphed import capturing
 from evcl.training.observer import Observer, Validation
@@ -153,6 +154,8 @@ class Run:
         # the shape of the examples that each network was last checked on; a method may make a network for one round
         self.examined: WeakKeyDictionary[BayesianNetwork, torch.Size] = WeakKeyDictionary()
         self.lock = RLock()  # one thread at a time computes with the network
+        self.account: Account | None = None  # how often rows count; None: it is not kept
+        self.resolved: dict[str, Any] = {}  # what settings that are auto were in the last round
 
     def _check_whole(self, what: str) -> None:
         if self.how.only is not None or self.how.skip is not None:
@@ -492,6 +495,23 @@ class Run:
                 for task in tasks:
                     network.number_head(task.head).count(task.n)
         self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))
+
+    def keep_account(self, tasks: Sequence[TaskData]) -> None:
+        """Add the tasks of the round that has just been learned to the account, or give it up where no Fisher is
+        known: methods without a penalty on the past, networks that grow or mix examples.
+        """
+        network, own = self.network, self.method.bayesian or {"strength", "distill"} & self.settings.keys()
+        if self.account is None or not own or self.method.trunk is not None:
+            self.account = None
+            return
+        about = (self.rounds - 1, list(tasks), network, network.posterior, self.seen, self.seeds, self.likelihood)
+        try:
+            with self.precise(), network.keeping():
+                if not self.method.apart:
+                    check_examples_independent(network, tasks[0].x[0], True)
+                self.account = self.account.learned(Round(*about, self.ranks))
+        except EvclError:
+            self.account = None
 
     def _drive(self, round_: Round, fitting: Fitting, epochs: int | None) -> Learned:
         """Run the method's generator: it yields fits, and receives their results."""
