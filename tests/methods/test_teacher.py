@@ -18,7 +18,8 @@ import evcl
 from evcl.methods import Fitted, Round, TaskData
 from evcl.methods.data import Minibatch
 from evcl.methods.kl import kl
-from evcl.methods.label_noise import RIDGE, label_noise, tempering
+from evcl.methods.agreement import RIDGE
+from evcl.methods.label_noise import label_noise, tempering
 from evcl.methods.method import more_rows
 from evcl.methods.teacher import EVCL_DISTILL, PRIOR_POWER, TEXT_DISTILL, UNDISTILLED, agreement, protection, unlearned
 from evcl.nn import Gaussian, he_std, outputs

@@ -422,16 +422,20 @@ class Learner:
         with self._alone() as state:
             return state.predict(x, task)
 
-    def predictions(self, x: object, task: str | int | None = None) -> Any:
+    def predictions(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """`Predictions`: labels and probabilities, how uncertain they are, and why. Of numbers and counts, `Numbers`.
 
         With task="infer", each example is predicted by one of the heads: the one with the largest likelihood of the
         example, if the method has a likelihood per class; otherwise the least uncertain one, with the smallest entropy
         relative to its maximum, log(classes). The columns are then the classes of all heads, in the order of
         `classes("infer")`; classes that the example's head does not know have probability 0.
+
+        With `draws`, the result also has `draws` [draws, N, ...]: what each of this many draws of the weights predicts
+        for all inputs, the probabilities of classes and labels, and the expected numbers and counts. The seed fixes
+        them. With an energy of one's own, whose network predicts nothing that is known here, the result is `Outputs`.
         """
         with self._alone() as state:
-            return state.predictions(x, task)
+            return state.predictions(x, task, draws)
 
     def log_likelihood(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """log p(x) of each example, [N], in nats, under a task's model: a tensor if `x` is one, else an array.

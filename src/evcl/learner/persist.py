@@ -626,7 +626,7 @@ def record(task: Given, epochs: int, run: Run, names: Sequence[str]) -> Record:
         "classes": 0 if isinstance(task.y, Tensor) else len(rows),
         "epochs": epochs,
         "posterior": fingerprint(run.network.posterior.mean),
-        "resolved": run.resolved,
+        "resolved": run.resolved_of(0),
         **({} if run.account is None else run.account.described(names)),
     }
 

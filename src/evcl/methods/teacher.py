@@ -11,16 +11,13 @@ A head that no task of the round uses is distilled with w_k = n_k / n, the numbe
 number of rows in the round. If there are K > 50 such heads, the round draws 50 of them and distils these with K / 50
 times their weights, so that a round takes no longer with thousands of heads.
 
-A head that is used again has new labels, which may agree with the teacher or contradict it. `agreement` measures this
-on up to 1,000 of the new rows, as fractions of log C nats:
-
-    knows = 1 - NLL / log C,    surprised = (NLL - H) / log C,
-
-where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects. Both are limited to 0 to 1.
+A head that is used again has new labels, which may agree with the teacher or contradict it. `agreement` measures on up
+to 500 of the new rows how much the teacher `knows` of what can be known about them, and how far they have `surprised`
+it (see agreement.py).
 
 A network without heads, such as a language model, is one head that is always used again, with many softmaxes per
-example: it is distilled with the weight TEXT_DISTILL * knows. Where the teacher knows new text, that text says most of
-what the old text did, and the teacher repeats it. So only (1 - knows)^PRIOR_POWER of the posterior's precision is kept:
+example: it is distilled with the weight TEXT_DISTILL * knows, where knows = 1 - NLL / log C, limited to 0 to 1. Where
+the teacher knows new text, that text says most of what the old text did, and the teacher repeats it. So only (1 - knows)^PRIOR_POWER of the posterior's precision is kept:
 a diagonal posterior takes all tokens of a text for independent evidence, and would hardly move.
 
 What the teacher says on inputs unlike those it has learned is arbitrary, and to hold it there moves weights that matter
@@ -32,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +38,7 @@ from torch import Tensor
 from evcl import curvature
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
+from evcl.methods.agreement import Agreement, of_classes, of_values
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import ALONE, Fit, Fitted, Learned, Learning, Loss, Method, Past, Round, Taught
 from evcl.methods.terms import Number
@@ -48,7 +46,7 @@ from evcl.nn import BayesianNetwork, Gaussian, Layout, outputs
 from evcl.targets import Likelihood
 
 T = TypeVar("T")
-AGREEMENT_ROWS = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
+AGREEMENT_ROWS = 500  # maximum number of new rows used to measure whether the teacher agrees with the labels
 EVCL_DISTILL = 0.15  # the default of `distill`: a larger value learns less of the new task, a smaller one forgets more
 UNDISTILLED = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
 MAX_PAST_WEIGHT = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
@@ -236,13 +234,6 @@ def taught(tasks: Sequence[TaskData], round_: Round) -> dict[int, float]:
     return {heads[i]: len(heads) / MAX_DISTILLED_HEADS for i in sorted(drawn.tolist())}
 
 
-class Agreement(NamedTuple):
-    """How well a teacher agrees with the labels of new rows, [R, 1] each: see the top of this file."""
-
-    knows: Tensor
-    surprised: Tensor
-
-
 @torch.no_grad()
 def agreement(task: TaskData, round_: Round) -> Agreement | None:
     """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted.
@@ -251,11 +242,18 @@ def agreement(task: TaskData, round_: Round) -> Agreement | None:
     drawn = task.drawn(round_.generators(Purpose.AGREEMENT), AGREEMENT_ROWS)
     network, last = round_.network, round_.last_task(task.head)
     data, from_below = task.seen_by(network)
-    x, y = data.take(drawn)
-    z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last, from_below=from_below)
+    (seen, y), about = data.take(drawn), task.take(drawn)[0]
+
+    def said(heads: list[int]) -> Tensor:
+        return outputs(network, round_.posterior.mean, network.layout, seen, heads, task=last, from_below=from_below)
+
+    z = said([task.head])
     parts = round_.likelihood.softmaxes(z.flatten(0, 1), y.flatten(0, 1))
     if parts is None:
         return None
+    if round_.likelihood.heads and drawn.shape[1] > 1:
+        inputs = [about.flatten(2)] if about.is_floating_point() else []
+        return of_classes(z.log_softmax(2), y, [said([]), *inputs])
     z, y = (part.unflatten(0, drawn.shape).flatten(1, 2) for part in parts)
     z = z.log_softmax(2)
     nll = -z.gather(2, y.unsqueeze(2)).squeeze(2).mean(1, keepdim=True)
@@ -269,10 +267,9 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     """Decide how a round protects the past if its targets are not classes, without distillation.
 
     The KL counts the rows that this head has learned from once, as Bayes' rule does. So the elastic term only protects
-    the others. If the squared errors of the new rows are z times what the likelihood expects, the old ones count 1 / z
-    times: they would have to be that much noisier for the new ones to fit. But where the teacher is unsure itself, its
-    errors contradict nothing. So of the fraction 1 - 1 / z only the part `known` is forgotten: the mean over the rows
-    of min(1, noise / variance due to uncertain weights), which is 1 for inputs like those that were learned.
+    the others. What the new rows contradict (`of_values`) is forgotten. But where the teacher is unsure itself, its
+    errors contradict nothing. So only the part `known` of it is: the mean over the rows of min(1, noise / variance due
+    to uncertain weights), which is 1 for inputs like those that were learned.
     """
     task = round_.tasks[0]
     if len(round_.tasks) != 1 or task.head not in rows:
@@ -285,7 +282,8 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     def said(drawn: Tensor) -> Tensor:
         return outputs(network, drawn, network.layout, x, [task.head], task=last, from_below=from_below)
 
-    forgotten = 1 - 1 / likelihood.surprise(said(q.mean), y, weights).clamp_min(1.0).view(-1, 1)
+    each = likelihood.surprise(said(q.mean).flatten(0, 1).unsqueeze(1), y.flatten(0, 1).unsqueeze(1), None)
+    forgotten = of_values(each.unflatten(0, at.shape), weights).view(-1, 1)
     if q.log_std is not None:
         total = sum(likelihood.predict(said(one)) for one in _draws(q, round_))
         known = likelihood.known(torch.as_tensor(total) / TEACHER_DRAWS, TEACHER_DRAWS, weights)

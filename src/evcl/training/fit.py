@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from evcl._core.ranks import check_batch
 from evcl._core.settings import Settings
 from evcl.methods import Fit, Fitted, Round, TaskData, shuffled
 from evcl.methods.memories import narrowed
+from evcl.methods.terms import Quadratic
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import LayerNames, find_chain, padded
+from evcl.nn.convert import INIT_SHARE
 from evcl.nn.norms import BatchNorm
 from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.training import paths
@@ -89,12 +91,18 @@ class Fitting:
                 )
                 run.account = run.account.begun(fit, self.round, None if wide is None else (-2 * wide).exp())
         context = self._context(fit, stage)
+        length = self._length(fit, context)
+        fresh = run.drawn and (fit.fresh or self.round.number == stage == 0)
+        s = Settings({**self.settings, **fit.rates, "batch_size": fit.batch or self.settings.batch_size})
+        s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
+        if first:
+            run.resolved = self._resolved(s, fit, context)
         before = context.network.statistics()
         if fit.model is not None:
             context.network.set_statistics(dict(fit.model.statistics))
         tensors = self.observer.finished(stage, _ended(context.gathered(), context))
         if tensors is None:
-            tensors = self._trained(fit, stage, context)
+            tensors = self._trained(fit, stage, context, s, length)
             self.observer.end_fit(stage, tensors)
         else:
             context.network.set_statistics({name: tensors[f"statistics.{name}"] for name in before})
@@ -137,9 +145,9 @@ class Fitting:
             task_fit = TaskFit(network, trained, _narrowest(network, part)) if trained else None
         return FitContext(network, pool, path, chain, part, whole, task_fit, reread)
 
-    def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
+    def _trained(self, fit: Fit, stage: int, context: FitContext, s: Settings, length: int) -> dict[str, Tensor]:
         """Train, and return the result of the fit as tensors, which a checkpoint can store."""
-        run, s, network, part = self.run, self.settings, context.network, context.part
+        run, network, part = self.run, context.network, context.part
         layout, statistics = network.layout, network.statistics()
         q = context.gathered()
         network.begin()
@@ -148,10 +156,6 @@ class Fitting:
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         own = replace(fit, terms=[narrowed(term, layout, part) for term in fit.terms], moves=moves)
-        length = self._length(fit, context)
-        fresh = run.drawn and (fit.fresh or self.round.number == stage == 0)
-        s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
-        s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
         step = Step(network, q, own, s, context.pool, context.chain, context.task_fit, self.how)
         start = step.q.snapshot() if run.how.allow_divergence else None
         task_fit = context.task_fit
@@ -202,6 +206,21 @@ class Fitting:
         if s.get("std_rate") == "auto":
             rates["std_rate"] = min(0.5, max(0.01, LOG_SIGMA_FACTOR / steps))
         return Settings({**s, **rates})
+
+    def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> dict[str, Any]:
+        """What the settings that are "auto" are in this fit: a number, [R, 1], or a number for each name of weights."""
+        auto = {name for name, value in self.run.settings.items() if isinstance(value, str) and value == "auto"}
+        found: dict[str, Any] = {name: s[name] for name in auto if not isinstance(s[name], str)}
+        springs = [term.springs() for term in fit.terms if isinstance(term, Quadratic)]
+        linear = next((one.linear for one in springs if one.linear is not None), None)
+        if "tempering" in auto and linear is not None:
+            found["tempering"] = self.round.n * (linear.w * linear.c)[:, :1]
+        network, heads = context.network, [task.head for task in self.round.tasks]
+        stds = {name: network.scales[name] for name in network.names_of(heads) if name in network.scales}
+        for name, share in (("prior_std", 1.0), ("init_std", INIT_SHARE)):
+            if name in auto:
+                found[name] = {weight: share * std for weight, std in stds.items()}
+        return found
 
     def _length(self, fit: Fit, context: FitContext) -> int:
         """The number of examples per epoch."""
