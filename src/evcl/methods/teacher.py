@@ -17,8 +17,9 @@ it (see agreement.py).
 
 A network without heads, such as a language model, is one head that is always used again, with many softmaxes per
 example: it is distilled with the weight TEXT_DISTILL * knows, where knows = 1 - NLL / log C, limited to 0 to 1. Where
-the teacher knows new text, that text says most of what the old text did, and the teacher repeats it. So only (1 - knows)^PRIOR_POWER of the posterior's precision is kept:
-a diagonal posterior takes all tokens of a text for independent evidence, and would hardly move.
+the teacher knows new text, that text says most of what the old text did, and the teacher repeats it. So only
+(1 - knows)^PRIOR_POWER of the posterior's precision is kept: a diagonal posterior takes all tokens of a text for
+independent evidence, and would hardly move.
 
 What the teacher says on inputs unlike those it has learned is arbitrary, and to hold it there moves weights that matter
 on the old inputs. So EVCL multiplies w_k by the familiarity of the new inputs, from 0 to 1 (`domains.familiarity`).

@@ -213,7 +213,7 @@ def sketch(network: BayesianNetwork, values: Tensor, units: Mapping[int, Tensor]
             row, column = (place // width, place % width) if kind == "weight" else (place, width)
             place = start + (2 * k + row) * (width + 1) + column
             flat = flat * units[k][row] if k in units else flat
-        sign = torch.randint(0, 2, (len(flat),), generator=generator(0, Purpose.ACCOUNT.of(name))) * 2 - 1
+        sign = torch.randint(0, 2, (len(flat),), generator=generator(0, Purpose.ACCOUNT, name)) * 2 - 1
         total.index_add_(0, place % SKETCH, sign * flat)
     return total
 
