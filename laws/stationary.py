@@ -10,6 +10,7 @@ its paired standard error. Defaults throughout, except for `--set`.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +30,14 @@ def rows(world: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, (source.random(len(x)) < 1 / (1 + np.exp(-SCALES[world] * f))).astype(int)
 
 
-def nll(method: str, world: str, seed: int, given: dict[str, str]) -> float:
+def nll(method: str, world: str, seed: int, given: dict[str, Any]) -> float:
     x, y = rows(world, seed)
-    kind = "gaussian" if world == "numbers" else "categorical"
     learner = evcl.Learner(
-        evcl.nn.mlp(INPUTS, [20]), "vcl" if method == "joint" else method, seed=seed, likelihood=kind, **given
+        evcl.nn.mlp(INPUTS, [20]),
+        "vcl" if method == "joint" else method,
+        seed=seed,
+        likelihood="gaussian" if world == "numbers" else "categorical",
+        **given,
     )
     for one in np.split(np.arange(ROUNDS * ROWS), 1 if method == "joint" else ROUNDS):
         learner.learn(x[one], y[one], head="0" if learner.tasks else "new")

@@ -38,7 +38,8 @@ def left_out(x: Tensor, y: Tensor) -> Tensor:
     scale = kernel.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-12).view(-1, 1, 1)
     identity = torch.eye(x.shape[1], dtype=kernel.dtype, device=kernel.device)
     inverse = torch.linalg.inv(kernel + scale * (1 + RIDGE * identity))  # the 1 adds a bias
-    return y - inverse @ y / inverse.diagonal(dim1=1, dim2=2).unsqueeze(2)
+    predicted: Tensor = y - inverse @ y / inverse.diagonal(dim1=1, dim2=2).unsqueeze(2)
+    return predicted
 
 
 def of_classes(log_p: Tensor, y: Tensor, about: list[Tensor]) -> Agreement:

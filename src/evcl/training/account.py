@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Counts(dict[str, dict[str, float]]):
             return "no account: nothing was learned before, or it is not known how often its rows count"
         parts = list(next(iter(self.values())))
         wide = max(12, *map(len, self))
-        lines = [["", *parts], *([name, *(f"{row[part]:.3f}" for part in parts)] for name, row in self.items())]
+        lines = [["", *parts], *([name, *(f"{row[part]:.2f}" for part in parts)] for name, row in self.items())]
         return "\n".join(f"{name:{wide}}" + "".join(f"{cell:>14}" for cell in row) for name, *row in lines)
 
     __str__ = __repr__
@@ -107,10 +108,11 @@ class Account:
     @torch.no_grad()
     def begun(self, fit: Fit, round_: Round, first: Tensor | None) -> Account:
         """With the counts at the start of a round's fit. `first` [R, P]: the precision of the first prior."""
-        known, parts = self.fishers, {}
+        known, parts = self.fishers, dict[str, Tensor]()
         if known:
             for name, h in _curvatures(fit, round_, first):
-                parts[name] = parts.get(name, 0.0) + round_.n * sketch(round_.network, h, self.units)
+                one = round_.n * sketch(round_.network, h, self.units)
+                parts[name] = parts[name] + one if name in parts else one
         each = {name: counts(h, torch.stack([padded(one) for one in known.values()])) for name, h in parts.items()}
         return replace(self, counts={k: {name: c[i] for name, c in each.items()} for i, k in enumerate(known)}, elbo={})
 
@@ -213,7 +215,7 @@ def sketch(network: BayesianNetwork, values: Tensor, units: Mapping[int, Tensor]
             row, column = (place // width, place % width) if kind == "weight" else (place, width)
             place = start + (2 * k + row) * (width + 1) + column
             flat = flat * units[k][row] if k in units else flat
-        sign = torch.randint(0, 2, (len(flat),), generator=generator(0, Purpose.ACCOUNT, name)) * 2 - 1
+        sign = torch.randint(0, 2, (len(flat),), generator=generator(0, Purpose.ACCOUNT, crc32(name.encode()))) * 2 - 1
         total.index_add_(0, place % SKETCH, sign * flat)
     return total
 
