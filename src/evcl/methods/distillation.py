@@ -32,6 +32,7 @@ from torch import Tensor
 from evcl import curvature
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
+from evcl.methods.agreement import Forget
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.forgetting import agreement, believed, let_go, retold
 from evcl.methods.method import ALONE, Fit, Fitted, Learned, Learning, Loss, Method, Past, Round, Taught
@@ -236,15 +237,15 @@ def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
     likelihood = round_.likelihood
     if not isinstance(s.distill, Tensor) and s.distill == 0:
         return ALONE
-    forgets = s.get("forget", True)
+    forgets, forget = s.get("forget", True), Forget.of(s)
     if likelihood.heads and not likelihood.softmax:
-        return believed(rows, round_) if forgets else ALONE
+        return believed(rows, round_, forget) if forgets else ALONE
     whole = s.distill / EVCL_DISTILL
     whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
     temperature, n = Distil.of(s).temperature, round_.n
     alone = len(round_.tasks) == 1 and bool(rows)
     if not likelihood.heads:
-        agreed = agreement(round_.tasks[0], round_) if alone and round_.network.task_weights is None else None
+        agreed = agreement(round_.tasks[0], round_, forget) if alone and round_.network.task_weights is None else None
         if agreed is None:
             return ALONE
         strength = s.distill * agreed.knows * (torch.stack(list(rows.values())).sum(0) / n).clamp(max=1.0)
@@ -256,7 +257,7 @@ def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
         strengths[k] = times * ((s.distill * rows[k] / n).clamp(max=1.0) if k in rows else s.distill)
     head, past = round_.tasks[0].head, ALONE
     if alone and head in rows:
-        agreed = agreement(round_.tasks[0], round_)
+        agreed = agreement(round_.tasks[0], round_, forget)
         assert agreed is not None
         strengths[head] = whole * agreed.knows * (rows[head] / n).clamp(max=1.0)
         past = let_go(agreed, whole * rows[head] / torch.stack(list(rows.values())).sum(0)) if forgets else ALONE
