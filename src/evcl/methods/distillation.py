@@ -12,8 +12,8 @@ that it has learned and n that of the round: no row of a teacher counts more tha
 heads, the round draws 50 of them and distils these with K / 50 times their weights, so that a round takes no longer
 with thousands of heads.
 
-A head that is used again has new labels, which may agree with the teacher or contradict it. There, w_k = knows
-min(1, n_k / n): see forgetting.py, which also says how far the penalties on the weights then let go.
+A head that is used again has new labels, which may agree with the teacher or contradict it. There, w_k =
+distill knows min(1, n_k / n): see forgetting.py, which also says how far the penalties on the weights then let go.
 
 A network without heads, such as a language model, is one head that is always used again, with many softmaxes per
 example: it is distilled with w = distill knows.
@@ -259,7 +259,7 @@ def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
     if alone and head in rows:
         agreed = agreement(round_.tasks[0], round_, forget)
         assert agreed is not None
-        strengths[head] = whole * agreed.knows * (rows[head] / n).clamp(max=1.0)
+        strengths[head] = s.distill * agreed.knows * (rows[head] / n).clamp(max=1.0)
         past = let_go(agreed, whole * rows[head] / torch.stack(list(rows.values())).sum(0)) if forgets else ALONE
     return past._replace(losses=teach(round_.tasks, round_, temperature, strengths))
 
