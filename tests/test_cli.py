@@ -376,7 +376,7 @@ def test_list_shows_one_kind(evcl):
         assert out in whole
     assert whole.endswith("".join(out for _, out, _ in parts.values()))
     status, out, err = evcl("list", "method")
-    wanted = "evcl list takes methods, benchmarks, presets, settings or the name of a method, not 'method'"
+    wanted = "evcl list takes methods, benchmarks, presets, settings, constants or the name of a method, not 'method'"
     assert (status, out, err) == (2, "", f"evcl: {wanted}\n")
 
 
