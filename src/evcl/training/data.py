@@ -35,7 +35,6 @@ class Pool:
         self.beside = bool(getattr(likelihood, "beside", False))  # the outputs have measured numbers beside them
         self._squares = getattr(likelihood, "squares", lambda outputs, y, columns: None)  # what these follow
         self.following = True  # False: these stay as they are
-        self.settles = bool(getattr(likelihood, "constant_curvature", False))  # see `EagerSteps.settle`
         self.sizes = [task.y.shape[1] for task in tasks]
         self.heads = sorted({task.head for task in tasks} - {NO_HEAD})
         starts, total = {}, 0
