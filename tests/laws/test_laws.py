@@ -21,7 +21,7 @@ def program(name):
         return importlib.import_module(name)
 
 
-exact, intervals, stationary = program("exact"), program("intervals"), program("stationary")
+exact, calibration, stationary = program("exact"), program("calibration"), program("stationary")
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +112,8 @@ def test_vcl_reaches_the_mean_field_optimum(stream, seed):
 
 
 def test_weights_drawn_from_the_prior_are_as_far_from_the_mean_as_vcl_says():
-    z = np.concatenate([intervals.z_scores("vcl", seed, **ALONE, **exact.CONVERGED) for seed in range(4)])
-    assert len(z) == 4 * intervals.WEIGHTS
+    z = np.concatenate([calibration.z_scores("vcl", seed, **ALONE, **exact.CONVERGED) for seed in range(4)])
+    assert len(z) == 4 * calibration.WEIGHTS
     assert 0.7 < z.std() < 1.3
 
 

@@ -1,6 +1,6 @@
 """An interval should be an interval: a learner's `epistemic` says how far its mean may be from the true function.
 
-    python laws/intervals.py --methods evcl --set tempering=1
+    python laws/calibration.py --methods evcl --set tempering=1
 
 First, four functions of one input in [-2, 2] are learned from 30 to 1,000 rows with three noises, by an mlp with a
 hidden layer of 50 units. `inside` is the fraction of a grid of 100 inputs, from the smallest to the largest learned
