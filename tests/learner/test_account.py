@@ -72,7 +72,7 @@ def test_the_elastic_term_counts_by_its_strength(strength):
 
 
 def test_distillation_counts_as_its_hessian():
-    learner = logistic("vcl", distill=0.3, distill_temperature=2.0)
+    learner = logistic("vcl", distill=0.3, **{"distill.temperature": 2.0})
     f, (x, _) = fisher(learner), (torch.as_tensor(one) for one in rows(1, n=80))
     w0, b0 = (learner.posterior[f"head 0.{part}"].mean for part in ("weight", "bias"))
     said = ((x @ w0.T + b0) / 2).softmax(1)

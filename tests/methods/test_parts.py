@@ -37,7 +37,7 @@ ALLOWED = {
     "a sample of rows, heads, classes, domains or draws bounds time": {
         *("AGREEMENT_ROWS", "TEACHER_DRAWS", "MAX_DISTILLED_HEADS", "COMPARED_ROWS", "FOLDS", "MAX_HELD"),
         *("MAX_RIVALS", "MIN_TRIAL_ROWS", "MAX_ROWS_TESTED", "MOST_DOMAINS", "CHUNK_NUMBERS", "CHUNK_ROWS"),
-        *("MAX_ITERATIONS", "MAX_ROWS_ALL_TRIED", "MAX_TRIAL_ROWS"),
+        *("SETTLING_EXAMPLES", "MAX_ITERATIONS", "MAX_ROWS_ALL_TRIED", "MAX_TRIAL_ROWS"),
     },
     "memory": {
         *(
@@ -59,6 +59,7 @@ ALLOWED = {
             "DISTILL",
             "EWC",
             "EVCL_FILM",
+            "EVCL_PAPER",
             "KFAC_EVCL",
             "KFAC_EWC",
             "ADDED_INPUTS",

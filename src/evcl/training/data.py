@@ -16,6 +16,7 @@ from evcl.nn.chain import Lessons
 from evcl.nn.per_task import Mixture
 from evcl.targets import CATEGORICAL, Objective
 
+
 class Pool:
     """The examples of one fit, from one task or from several jointly, each through its own head.
 
