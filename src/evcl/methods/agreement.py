@@ -34,7 +34,7 @@ class Forget(Rules):
     ridge: float = rule(
         0.1,
         "ridge of the regressions that learn the teacher's errors, as a fraction of the mean of the kernel's diagonal",
-        "TODO",
+        "ablated: with 0.01 and 1, ten digits in one head win 0.4 and 0.1 points, and noisy labels lose nothing",
         low=1e-6,
         high=1e6,
     )
