@@ -39,8 +39,9 @@ def test_run_writes_the_documented_result(evcl):
     assert (status, err) == (0, "")
     result = json.loads(Path("r/result.json").read_text())
     assert list(result) == [
-        "schema", "benchmark", "method", "preset", "config", "parts", "rules", "seeds", "accuracy", "average_accuracy", "forgetting",
-        "backward_transfer", "nll", "ece", "reliability", "task_names", "seconds", "memory_bytes",
+        "schema", "benchmark", "method", "preset", "config", "parts", "rules", "seeds", "accuracy", "average_accuracy",
+        "forgetting", "backward_transfer", "nll", "ece", "reliability", "resolved", "task_names", "seconds",
+        "memory_bytes",
         "environment",
     ]  # fmt: skip
     assert (result["schema"], result["benchmark"], result["method"], result["preset"], result["seeds"]) == (
@@ -375,7 +376,7 @@ def test_list_shows_one_kind(evcl):
         assert out in whole
     assert whole.endswith("".join(out for _, out, _ in parts.values()))
     status, out, err = evcl("list", "method")
-    wanted = "evcl list takes methods, benchmarks, presets, settings or the name of a method, not 'method'"
+    wanted = "evcl list takes methods, benchmarks, presets, settings, constants or the name of a method, not 'method'"
     assert (status, out, err) == (2, "", f"evcl: {wanted}\n")
 
 

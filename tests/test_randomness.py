@@ -18,7 +18,7 @@ PURPOSES = """
     gpu|length|loader|window|trial|validation|fisher|sensitivity|unlearned|agreement|doubt|taught|rivals|folds|domain
     mixtures|memory|kept|coreset|generated|predict|importance|sample|classifier|pseudo-rows|summary|permutation|test
     notmnist|digits|bbc|mails|hyperplane|led|rbf|rbf classes|rbf centres|policy weights|values weights|episode|actions
-    random actions|measured actions|draw|thompson|replay|reservoir|film|settling
+    random actions|measured actions|draw|thompson|replay|reservoir|film|settling|account
 """
 TAKE = ("generator", "generators", "drawn", "noise", "_numbers", "of", "weights_of")  # functions that take a purpose
 OPEN = {"init", "lora", "gpu", "stream", "bbc", "mails", "episode"}  # purposes of several things, each with its name

@@ -31,12 +31,13 @@ ALLOWED = {
     "no weight and no prediction depends on it": {
         *("MAX_DIRECTIONS", "MIN_DIRECTION_NUMBERS", "SKETCH_ROWS", "PSEUDO_ROWS", "LEAST_SHRINK", "LEAST_DOUBT"),
         *("FULLY_DOUBTED", "CONSTANT_COLUMN_STD", "MOST_COLUMNS", "NAMED", "ROWS_PER_CLASS", "MAX_MEAN_DEVIATIONS"),
+        *("SKETCH", "MAX_TASKS", "MEASURED_OUTPUTS", "MIN_ROWS", "APART", "ELBO_DRAWS"),  # of the account
         *("MIN_INPUT_SIZE", "SCALE_ROWS", "ENTROPY_ROWS", "FAR_RANGES", "MIN_RANGE_ROWS", "KEPT_SAMPLES"),
     },
     "a sample of rows, heads, classes, domains or draws bounds time": {
         *("AGREEMENT_ROWS", "TEACHER_DRAWS", "MAX_DISTILLED_HEADS", "COMPARED_ROWS", "FOLDS", "MAX_HELD"),
         *("MAX_RIVALS", "MIN_TRIAL_ROWS", "MAX_ROWS_TESTED", "MOST_DOMAINS", "CHUNK_NUMBERS", "CHUNK_ROWS"),
-        *("MAX_ITERATIONS", "MAX_ROWS_ALL_TRIED", "MAX_TRIAL_ROWS"),
+        *("SETTLING_EXAMPLES", "MAX_ITERATIONS", "MAX_ROWS_ALL_TRIED", "MAX_TRIAL_ROWS"),
     },
     "memory": {
         *(
@@ -58,6 +59,7 @@ ALLOWED = {
             "DISTILL",
             "EWC",
             "EVCL_FILM",
+            "EVCL_PAPER",
             "KFAC_EVCL",
             "KFAC_EWC",
             "ADDED_INPUTS",
@@ -89,6 +91,7 @@ ALLOWED = {
     "a quantile": {"NORMAL_975"},
     "derived from another constant": {"MIN_IMAGE_SIDE"},
 }
+FORGET = {"forget.significance": 2.0, "forget.ridge": 0.1}
 LABEL_NOISE = {"methods/label_noise.py", "targets/likelihood.py"}  # tempering=auto, a rule with constants of its own
 
 
@@ -180,7 +183,7 @@ def named(method="evcl", **settings):
 def test_a_result_names_the_parts_and_rules_in_force(tmp_path):
     found = read_result(write_result(tmp_path, named(**{"distill.temperature": 3.0})))
     assert found.parts == ["tempering", "distillation", "forgetting", "task inference"]
-    assert found.rules == {"distill.temperature": 3.0, "infer.known": 0.5}
+    assert found.rules == {"distill.temperature": 3.0, **FORGET, "infer.known": 0.5}
     alone = json.loads(write_result(tmp_path / "alone", named(distill=0, one_softmax=True, tempering=1)).read_text())
     assert not alone.keys() & {"parts", "rules"}
 
@@ -213,7 +216,7 @@ def test_the_card_of_a_model_file_has_them(tmp_path):
     learner.save(tmp_path / "m")
     card = read_card(tmp_path / "m")
     assert card["parts"] == ["tempering", "distillation", "forgetting"]
-    assert card["rules"] == {"distill.temperature": 2.0}
+    assert card["rules"] == {"distill.temperature": 2.0, **FORGET}
 
 
 # --- a part of one's own ----------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_rows_count_once_in_all_for_every_share(alpha):
 @pytest.mark.parametrize("warm", [1.0, 2.0, 8.0])
 def test_an_old_row_counts_once_at_every_temperature(warm):
     """The curvature of the whole term by the bias of a class is alpha sum_x p (1 - p), p = softmax(z / T)."""
-    run = learned("evcl-er", [task(0, 0)], memory=EXAMPLES, replay_share=1.0, distill_temperature=warm)
+    run = learned("evcl-er", [task(0, 0)], memory=EXAMPLES, replay_share=1.0, **{"distill.temperature": warm})
     fit = first_fit(run, [task(1, 0)])
     (loss,), x, network = fit.losses, fit.data[1].x, run.network
     mean, step = network.posterior.mean.clone(), 1e-3

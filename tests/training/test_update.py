@@ -64,7 +64,7 @@ def test_the_curvature_of_the_first_steps_counts_little_in_the_end():
 def test_sigma_ends_at_the_optimum_of_a_linear_gaussian_model(rows, tempering):
     """By the defaults, however short the task: 1/sigma^2 = 1/sigma_p^2 + sum x^2 / (beta v)."""
     ratios = []
-    for seed in range(4):
+    for seed in range(2):
         x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
         learner = evcl.Learner(torch.nn.Identity(), "vcl", seed=seed, likelihood="gaussian", tempering=tempering)
         learner.learn(x, x.sum(1) + 0.5 * torch.randn(rows, generator=torch.Generator().manual_seed(seed + 9)))
@@ -168,3 +168,19 @@ def test_one_that_stopped_goes_on_with_the_next_task():
         before = run.network.posterior.mean.clone()
         run.learn([TaskData(x, (x[..., k] > 0).long(), 0)])
         assert (run.network.posterior.mean != before).any(1).all()
+
+
+def test_settled_sigmas_are_at_the_optimum_of_the_whole_objective(generator):
+    """With an elastic term too: there the natural step rests."""
+    draw = lambda: torch.rand(1, 30, generator=generator, dtype=F64)  # noqa: E731
+    prior = Gaussian(draw(), (0.1 + draw()).log())
+    pull, _ = collapse([KL(prior, 0.01), Elastic(Gaussian(draw(), (0.1 + draw()).log()), draw())])
+    q, curvature = Gaussian(draw(), draw().log()), draw()
+    variance, grads = q.variance(), torch.zeros(2, 1, 30, dtype=F64)
+    update = Update(q, variance, grads, pull, settings(std_rate=1.0))
+    update.log_std.settle(curvature, pull)
+    settled = q.log_std.clone()
+    variance.copy_(q.variance())
+    grads[1] = curvature
+    update()
+    torch.testing.assert_close(q.log_std, settled, rtol=1e-9, atol=1e-9)

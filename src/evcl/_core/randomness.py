@@ -59,6 +59,7 @@ class Purpose(StrEnum):
     # Methods
     FISHER = "fisher"  # the examples and labels that importance is estimated from [round, task]
     SENSITIVITY = "sensitivity"  # the same, for the sensitivity of outputs [round, task]
+    ACCOUNT = "account"  # the examples and weights that an account is measured with [round, task], and signs [name]
     UNLEARNED = "unlearned"  # the examples that show what a network has not learned [round, task]
     AGREEMENT = "agreement"  # the examples on which teacher and pupil are compared [round]
     DOUBT = "doubt"  # the examples whose labels are doubted [round]; weights to measure a teacher's doubt [round, task]

@@ -36,7 +36,7 @@ RANGES |= {**dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9)), "
 OPTIONAL = (
     *("memory_bytes", "inferred_accuracy", "prequential", "average_return", "returns"),
     *("log_likelihood", "log_likelihoods", "sample_uncertainty", "samples", "reliability", "task_names", "composed"),
-    *("parts", "rules"),
+    *("parts", "rules", "resolved"),
 )
 Bins = list[list[tuple[float, float, float]]]  # [seed][bin]: see `Result.reliability`
 Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
@@ -188,6 +188,8 @@ class Result(Struct, frozen=True, kw_only=True):
         reliability: of classes: `[seed][bin]`, 15 bins of the largest probability; of each, the fraction of the
             predictions, their mean probability, and the fraction of them that is right. Over the examples of all tasks
             after the last one; of a stream, over all rows
+        resolved: for each seed, what settings that are auto were in the last round: numbers, or a number for each name
+            of weights
         task_names: the name of each task, if its benchmark names them
         seconds: the time it took, summed over the seeds
         memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one
@@ -219,6 +221,7 @@ class Result(Struct, frozen=True, kw_only=True):
     prequential: StreamMeasures | None = None
     samples: Annotated[str, Meta(max_length=MOST_CHARACTERS)] | None = None
     reliability: Bins | None = None
+    resolved: list[dict[Name, float | dict[str, float]]] = []
     task_names: list[Name] = []
     seconds: float
     memory_bytes: int | None = None
@@ -290,6 +293,7 @@ def merge(results: Sequence[Result]) -> Result:
         first,
         seeds=[seed for result in results for seed in result.seeds],
         seconds=round(sum(result.seconds for result in results), 3),
+        resolved=[one for result in results for one in result.resolved],
         memory_bytes=max((r.memory_bytes for r in results if r.memory_bytes is not None), default=None),
         inferred_accuracy=_together([result.inferred_accuracy for result in results]),
         reliability=[one for some in bins for one in some] if len(bins) == len(results) else None,

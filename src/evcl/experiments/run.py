@@ -261,7 +261,10 @@ def _side_by_side(
         unsure = uncertainty(run, streams[0])
     seconds, size, names = round(seconds / len(cells), 3), run.memory_bytes(), [task.name for task in streams[0]]
     about = _trunk(streams[0], lead.network)
-    results = [result_of(cell, r, learned, about, seconds, size, machine, names) for r, cell in enumerate(cells)]
+    results = [
+        replaced(result_of(cell, r, learned, about, seconds, size, machine, names), resolved=[run.resolved_of(r)])
+        for r, cell in enumerate(cells)
+    ]
     if not unsure:
         return results
     return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]

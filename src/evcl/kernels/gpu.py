@@ -556,7 +556,7 @@ def _adam(weight, g, first, second, rate, steps, at, inside):
 @triton.jit
 def _natural(w, measured, mean_variance, grad, rate, steps, v, k, s, d, u, at, inside, SQUARE: tl.constexpr):
     """The log sigmas after a natural step, and their variances."""
-    newest = tl.maximum(2 / (steps + 1), 0.001)
+    newest = tl.where(steps < 1999, 2 / (steps + 1), 0.001)
     sum_ = tl.load(measured + at, mask=inside, other=0.0)
     sum_ += newest * (v * grad - sum_)
     all_ = tl.load(mean_variance + at, mask=inside, other=0.0)

@@ -52,10 +52,11 @@ class NaiveOptions(LearnerOptions, total=False):
 
 # The rules of parts, whose names are no identifiers
 DistillationRules = TypedDict("DistillationRules", {"distill.temperature": float}, total=False)
+ForgettingRules = TypedDict("ForgettingRules", {"forget.significance": float, "forget.ridge": float}, total=False)
 InferenceRules = TypedDict("InferenceRules", {"infer.known": float}, total=False)
 
 
-class DistillationOptions(DistillationRules, total=False):
+class DistillationOptions(DistillationRules, ForgettingRules, total=False):
     """Settings of distillation and forgetting."""
 
     distill: float

@@ -31,6 +31,7 @@ from evcl.nn.lora import with_adapters
 from evcl.targets import ENERGIES, LIKELIHOODS, Energy
 from evcl.targets import get as get_likelihood
 from evcl.training import Run, Session
+from evcl.training.account import Account, Counts
 
 if TYPE_CHECKING:
     from evcl.posterior import NamedPosterior
@@ -141,6 +142,7 @@ class Learner:
             call=call,
             accumulate=accumulate,
         )
+        run.account = Account()
         run.network.merges = adapters is not None and adapters.tasks == "merged"
         reader = Reader(arguments, call, dtype, self.method.name if copies else "", chosen)
         self.state = State(run, Session(run), reader, adapters)
@@ -370,6 +372,20 @@ class Learner:
         advice = f"{keeps_some} would keep rows of every class" if keeps_some else "give every task rows of every class"
         return f"task {task!r} has no rows of {some}, which its head knows, and may make it forget them: {advice}"
 
+    def account(self, task: str | int | None = None) -> Counts:
+        """How often the rows of each earlier task counted in the objective when this task was learned, by default the
+        last one, by part of the objective: `account()["march"]["kl"]`, and "sum". Printed, it is a table. 1 is Bayes'
+        rule; it is empty for a first task, and where it is not known.
+        """
+        return Counts(self.state.record(task).get("account", {}))
+
+    def elbo(self, task: str | int | None = None) -> dict[str, float]:
+        """The evidence lower bound at the end of a task, by default the last one, in nats: `elbo` = -`nll` - `kl`, the
+        expected NLL of the task's rows under the posterior, and the KL divergence from the posterior before the task.
+        Empty for point weights, and where it is not known.
+        """
+        return dict(self.state.record(task).get("elbo", {}))
+
     @property
     def posterior(self) -> NamedPosterior:
         """The posterior over the weights as it is now, by their names: `learner.posterior["layers.0.weight"].mean`,
@@ -406,16 +422,20 @@ class Learner:
         with self._alone() as state:
             return state.predict(x, task)
 
-    def predictions(self, x: object, task: str | int | None = None) -> Any:
+    def predictions(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """`Predictions`: labels and probabilities, how uncertain they are, and why. Of numbers and counts, `Numbers`.
 
         With task="infer", each example is predicted by one of the heads: the one with the largest likelihood of the
         example, if the method has a likelihood per class; otherwise the least uncertain one, with the smallest entropy
         relative to its maximum, log(classes). The columns are then the classes of all heads, in the order of
         `classes("infer")`; classes that the example's head does not know have probability 0.
+
+        With `draws`, the result also has `draws` [draws, N, ...]: what each of this many draws of the weights predicts
+        for all inputs, the probabilities of classes and labels, and the expected numbers and counts. The seed fixes
+        them. With an energy of one's own, whose network predicts nothing that is known here, the result is `Outputs`.
         """
         with self._alone() as state:
-            return state.predictions(x, task)
+            return state.predictions(x, task, draws)
 
     def log_likelihood(self, x: object, task: str | int | None = None, *, draws: int | None = None) -> Any:
         """log p(x) of each example, [N], in nats, under a task's model: a tensor if `x` is one, else an array.

@@ -217,6 +217,7 @@ class Learning:
                 self._check_scale(tasks[0].x[0])
             report.begin(epochs * run.method.stages)
             self._fit(tasks, epochs, names, report, validation)
+            run.keep_account(tasks)
             session.density = self._density(tasks)
         if options.checkpoint is not None:
             resumable.remove(run, Path(options.checkpoint))
@@ -261,6 +262,7 @@ class Learning:
         self, tasks: list[TaskData], epochs: int, names: list[str], report: History, validation: Validation | None
     ) -> None:
         learner, options = self.learner, self.options
+        self.run.account = None if self.state.trial else self.run.account
         if options.checkpoint is None:
             self.run.learn(tasks, epochs, report, validation)
             return
@@ -272,8 +274,7 @@ class Learning:
         """What the learner becomes, with records of these tasks for the card. `data`: the validation part, if there is
         one; `part`: whether it was held out of the task's own rows.
         """
-        mean = self.run.network.posterior.mean
-        records = [record(task, epochs, mean) for task in given]
+        records = [record(task, epochs, self.run, list(self.session.tasks)) for task in given]
         if data is not None:
             x, y = self.session.rows([data])
             records[0]["examples"] -= len(x) if part else 0  # these were not trained on

@@ -13,7 +13,7 @@ from evcl._core.density import of_sites
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
 from evcl.learner.learner import Learner
-from evcl.learner.persist import DENSITY, Described, rebuilt, versions
+from evcl.learner.persist import ACCOUNT, DENSITY, Described, rebuilt, versions
 from evcl.methods import packing
 from evcl.methods.memories import keeps_examples
 from evcl.methods.memory import TRUNK_KEY
@@ -226,7 +226,7 @@ def _merged(parts: Sequence[_Part], plan: _Plan) -> tuple[Described, dict[str, T
     q = _posterior(parts, moved).map(lambda flat: flat.to(dtype))
     assert q.log_std is not None
     memory = merged([part.memory for part in parts], moved, q, base.settings)
-    drop = ("memory/", DENSITY)
+    drop = ("memory/", DENSITY, ACCOUNT)
     tensors = {name: tensor for name, tensor in base.tensors.items() if not name.startswith(drop)}
     tensors |= {"posterior.mean": q.mean, "posterior.log_std": q.log_std}
     tensors |= {f"memory/{name}": tensor for name, tensor in packing.tensors(memory).items()}

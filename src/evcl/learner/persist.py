@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -39,7 +39,8 @@ from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
 from evcl.nn.lora import adapter_tensors, base_hash
 from evcl.targets import CATEGORICAL, ENERGIES, LIKELIHOODS, Energy
-from evcl.training import Given
+from evcl.training import Given, Run
+from evcl.training.account import Account
 from evcl.training.session import Group, Session
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def _coresets(at: str, saved: Described, tensors: Mapping[str, Tensor], found: d
 
 
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
+ACCOUNT = "account."  # in a file, the prefix of sketches of Fishers: see training/account.py
 FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
 FIRST_PREFIX = "first."  # in a file, the prefix of the tensors that every new column of a network starts from
 BESIDE = "summary."  # in a file, the prefix of tensors that are not the learner's: see tables/earlier.py
@@ -237,6 +239,8 @@ def tensors_of(learner: Learner) -> dict[str, Tensor]:
         more["width"] = run.network.width
     if session.density is not None:
         more |= {f"{DENSITY}{name}": tensor for name, tensor in session.density.tensors().items()}
+    if run.account is not None:
+        more |= {f"{ACCOUNT}{name}": tensor for name, tensor in run.account.tensors().items()}
     return {**run.tensors(), **more}
 
 
@@ -351,6 +355,9 @@ def rebuilt(
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
         session.density = Density.from_tensors(seen)
     session.scales = run.likelihood.scales_in(saved, heads)
+    run.account = Account.read(
+        {name.removeprefix(ACCOUNT): t for name, t in tensors.items() if name.startswith(ACCOUNT)}, len(tasks)
+    )
     if len(saved["memory"]) != 1:
         raise EvclError("its memory is not that of this method")
     (outline,) = saved["memory"]
@@ -609,20 +616,22 @@ def fingerprint(mean: Tensor) -> str:
     return hashlib.blake2b(mean.detach().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def record(task: Given, epochs: int, mean: Tensor) -> Record:
-    """The record of a task that has just been learned, with the posterior's means. It says nothing of this machine."""
+def record(task: Given, epochs: int, run: Run, names: Sequence[str]) -> Record:
+    """The record of a task that has just been learned, the last of these tasks. It says nothing of this machine."""
     rows = task.rows()
     if isinstance(task.y, Tensor):  # targets that are not classes
         rows = {0: task.y.shape[0] * task.y.shape[1]}
     elif not any(task.y):  # no targets
-        return record(task._replace(y=task.x), epochs, mean)
+        return record(task._replace(y=task.x), epochs, run, names)
     return {
         "task": task.name,
         "learned": now(),
         "examples": sum(rows.values()) // max(1, len(task.y) if task.counts is None else 1),
         "classes": 0 if isinstance(task.y, Tensor) else len(rows),
         "epochs": epochs,
-        "posterior": fingerprint(mean),
+        "posterior": fingerprint(run.network.posterior.mean),
+        "resolved": run.resolved_of(0),
+        **({} if run.account is None else run.account.described(names)),
     }
 
 
@@ -633,6 +642,10 @@ def checked(saved: Any, tasks: Mapping[str, str]) -> list[Record]:
     try:
         for one in saved:
             numbers = [one["examples"], one["classes"], one["epochs"], *(one.get("validation") or {}).values()]
+            numbers += [
+                *one.get("elbo", {}).values(),
+                *(c for row in one.get("account", {}).values() for c in row.values()),
+            ]
             if one["task"] not in tasks or not isinstance(one["learned"], str) or not all(map(_is_number, numbers)):
                 raise ValueError
     except (TypeError, ValueError, KeyError, AttributeError):

@@ -20,13 +20,13 @@ from evcl.learner.persist import Record
 from evcl.learner.reading import INFER, Reader, in_form, like
 from evcl.nn import LoRA
 from evcl.targets import CATEGORICAL
-from evcl.targets.answers import Numbers, Outcome, Predictions
+from evcl.targets.answers import Numbers, Outcome, Outputs, Predictions
 from evcl.targets.classes import normalised_entropy
 from evcl.targets.likelihood import NO_DENSITY
 from evcl.training import Run, Session, TaskData
 
 COUNT = Setting(1, "examples to generate", low=1, high=10_000_000)
-DRAWS = Setting(1000, "latent draws", low=1, high=10_000_000)
+DRAWS = Setting(1000, "draws", low=1, high=10_000_000)
 MAX_ROWS_TESTED = 2000  # at most this many rows of a task are predicted before they are learned
 
 
@@ -81,6 +81,14 @@ class State:
             raise EvclError("to infer the task, the labels of all heads must have one type: all text, or all numbers")
         return labels
 
+    def record(self, task: str | int | None = None) -> Record:
+        """The record of a task, by default the last one; empty if there is none."""
+        if task is None:
+            return self.records[-1] if self.records else {}
+        self.head(task)  # raises if there is no such task
+        name = self.tasks[int(task)] if isinstance(task, Integral) else task
+        return next((one for one in self.records if one["task"] == name), {})
+
     def predicted_as(self, task: str) -> str:
         """See `Learner.predicted_as`."""
         head, own = self.session.tasks[task], self.run.predicts_by_task or self.run.network.task_weights is not None
@@ -110,8 +118,13 @@ class State:
             return self.predictions(x, task)[0]
         return self._labels(x, self.probabilities(self.inputs(x), task), self.classes(task))
 
-    def predictions(self, x: object, task: str | int | None = None) -> Any:
+    def predictions(self, x: object, task: str | int | None = None, draws: int | None = None) -> Any:
         """See `Learner.predictions`."""
+        if draws is not None:
+            each = self._drawn(x, task, int(DRAWS.check("draws", draws)))
+            if self.run.likelihood.heads:
+                return self.predictions(x, task)._replace(draws=in_form(x, each))
+            return Outputs(*(in_form(x, one) for one in (each.mean(0), each.std(0, correction=0), each)))
         self._check_labelled()
         if not self.run.likelihood.softmax:
             return self._values(x, task)
@@ -139,6 +152,27 @@ class State:
         return Predictions(
             self._labels(x, chosen[0], classes), p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar
         )
+
+    def _drawn(self, x: object, task: str | int | None, count: int) -> Tensor:
+        """[S, N, ...]: the predictions by each of this many draws of the weights."""
+        run, checked, name, heads = self.run, self.inputs(x), "", list[int]()
+        if not run.method.bayesian or run.method.generative or run.likelihood.draws:
+            raise EvclError("there are no draws without a Bayesian network: use predictions(x), or evcl, vcl, ...")
+        if not run.likelihood.heads:
+            self._unlabelled(task)
+        elif task == INFER:
+            raise EvclError("the draws of a prediction are those of one task: choose a task")
+        else:
+            name = self.head(task)
+            heads = [group.number for group in self.session.groups[name]]
+        number, scale = self.number(task), self.session.scales.get(name)
+
+        def each(x: Tensor) -> list[Tensor]:
+            found = (run.predict_each(x, heads, [w], number) for w in run.draws(heads, number, samples=count))
+            return [self.session.mixed(x, name, one) if heads else one[0] for one in found]
+
+        drawn = torch.stack([run.likelihood.expected(one, scale) for one in self.tried(checked, each)])
+        return drawn.squeeze(2) if scale is not None and drawn.shape[2] == 1 else drawn
 
     def unfamiliar(self, x: object, checked: Tensor, doubt: Tensor) -> Any:
         """How far inputs lie from everything learned from, in the form of x; None if unknown."""
@@ -236,7 +270,7 @@ class State:
         if not self.run.likelihood.heads:
             raise EvclError(
                 f"with likelihood={self.run.likelihood.name!r} there are no labels to predict: use log_likelihood, "
-                "sample or mean_network"
+                f"{'sample' if self.run.likelihood.draws else 'predictions(x, draws=32)'} or mean_network"
             )
 
     def evaluate(self, tasks: Task | Iterable[Task] | None = None) -> dict[str, float]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evcl.methods.importance import fisher
     from evcl.methods.kl import KL
     from evcl.methods.label_noise import tempering
+    from evcl.methods.parts import Part, Rules, compose, rule
     from evcl.methods.rehearsal import with_memory
     from evcl.methods.samplers import Interleaved, Mixed
 else:
@@ -37,6 +38,7 @@ else:
             "evcl.methods.composed": "with_film",
             "evcl.methods.importance": "fisher",
             "evcl.methods.label_noise": "tempering",
+            "evcl.methods.parts": "Part Rules compose rule",
             "evcl.methods.rehearsal": "with_memory",
             "evcl.methods.samplers": "Interleaved Mixed",
             "evcl.methods.distillation": "Distillation teach",
@@ -77,9 +79,11 @@ __all__ = [
     "Minibatch",
     "Mixed",
     "Model",
+    "Part",
     "Quadratic",
     "Reread",
     "Round",
+    "Rules",
     "Sampler",
     "Setting",
     "Spring",
@@ -91,6 +95,7 @@ __all__ = [
     "autograd_gradients",
     "check_targets",
     "collapse",
+    "compose",
     "elastic",
     "examples",
     "fisher",
@@ -103,6 +108,7 @@ __all__ = [
     "per_task",
     "per_weight",
     "register",
+    "rule",
     "shuffled",
     "teach",
     "tempering",

@@ -67,13 +67,11 @@ DISTILLED = compose(
 )
 EVCL = compose(DISTILLED, task_inference(), kept_as="evidence")
 EVCL_FILM = with_film(EVCL, distill=0.0)
-EVCL_PAPER = with_defaults(
-    diagonal_only(evcl.EVCL),
-    "evcl-paper",
-    **{"lr": 1e-3, "lr_schedule": "constant", "batch_size": 256, "epochs": 100},
-    **{"tempering": 1.0, "init_std": 1e-4, "prior_std": 1.0, "std_lr_scale": 1.0, "std_update": "adam"},
-    **{"std_rate": 0.01, "predict_samples": 8, "strength": 100.0, "fisher_decay": 0.0, "fisher_scale": "none"},
-    **{"fisher_temperature": 1.0, "fisher_spread": 0.0},
-)
+PAPER: dict[str, Value] = {
+    "lr": 1e-3, "lr_schedule": "constant", "batch_size": 256, "epochs": 100, "tempering": 1.0, "init_std": 1e-4,
+    "prior_std": 1.0, "std_lr_scale": 1.0, "std_update": "adam", "std_rate": 0.01, "predict_samples": 8,
+    "strength": 100.0, "fisher_decay": 0.0, "fisher_scale": "none", "fisher_temperature": 1.0, "fisher_spread": 0.0,
+}  # fmt: skip
+EVCL_PAPER = with_defaults(diagonal_only(evcl.EVCL), "evcl-paper", **PAPER)
 KFAC_EVCL = with_defaults(EVCL, "kfac-evcl", posterior="kronecker")
 KFAC_EWC = with_defaults(EWC, "kfac-ewc", importance="kfac", strength=1.0)

@@ -2,12 +2,9 @@
 
     q_{t-1}  ->  precision p_0 + prior (p_{t-1} - p_0),    elastic term x elastic
 
-`agreement` measures, on up to 1,000 of the new rows of a head that is used again, as fractions of log C nats,
-
-    knows = 1 - NLL / log C,    surprised = (NLL - H) / log C,
-
-where NLL is that of the teacher, the network as the last task left it, and H, its mean entropy, is the NLL that it
-expects. Both are limited to 0 to 1. With share, the head's fraction of all earlier rows,
+`agreement` measures, on up to 500 of the new rows of a head that is used again, how much the teacher, which is the
+network as the last task left it, `knows` of what can be known about them, and how far they have `surprised` it, from 0
+to 1 (see agreement.py). With share, the head's fraction of all earlier rows,
 
     prior = 1 - share (1 - max(knows, surprised)),    elastic = 1 - share (1 - surprised)
 
@@ -15,9 +12,10 @@ The past must count only once: distillation protects the fraction `knows`, and t
 the new rows contradict the old, distillation cannot help, and the penalties hold on. What other heads have learned is
 always protected. For targets that are no classes see `believed`.
 
-Where a language model knows new text, that text says most of what the old text did, and the teacher repeats it. So only
-1 - knows of the posterior's precision is kept: a diagonal posterior takes all tokens of a text for independent
-evidence, and would hardly move.
+In a network without heads, such as a language model, knows = 1 - NLL / log C and surprised = (NLL - H) / log C, where
+NLL is the teacher's, and H, its mean entropy, is the NLL that it expects. Where it knows new text, that text says most
+of what the old text did, and the teacher repeats it. So only 1 - knows of the posterior's precision is kept: a diagonal
+posterior takes all tokens of a text for independent evidence, and would hardly move.
 
 It is a part of methods with distillation, and in force beside it: `distill=0` is Bayes' rule, and forgets nothing.
 """
@@ -27,20 +25,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from evcl._core.randomness import Purpose
 from evcl._core.settings import Setting
+from evcl.methods.agreement import DEFAULTS, Agreement, Forget, of_classes, of_values
 from evcl.methods.data import TaskData
 from evcl.methods.method import ALONE, Past, Round
 from evcl.methods.parts import Part
 from evcl.methods.terms import Number
 from evcl.nn import Gaussian, outputs
 
-AGREEMENT_ROWS = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
+AGREEMENT_ROWS = 500  # maximum number of new rows used to measure whether the teacher agrees with the labels
 TEACHER_DRAWS = 10  # draws of the weights that tell how sure a teacher is of numbers
 
 
@@ -67,29 +65,30 @@ FORGETTING = Part(
     "KL to p_0 + prior (p_{t-1} - p_0) in place of p_{t-1}, the elastic term x elastic, by how new rows agree with old",
     lambda s: bool(s.forget and s.distill > 0),
     lambda method: replace(method, settings={**method.settings, "forget": FORGET}),
+    DEFAULTS,
 )
 
 
-class Agreement(NamedTuple):
-    """How well a teacher agrees with the labels of new rows, [R, 1] each: see the top of this file."""
-
-    knows: Tensor
-    surprised: Tensor
-
-
 @torch.no_grad()
-def agreement(task: TaskData, round_: Round) -> Agreement | None:
+def agreement(task: TaskData, round_: Round, rules: Forget = DEFAULTS) -> Agreement | None:
     """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted.
     None if the likelihood has no softmaxes.
     """
     drawn = task.drawn(round_.generators(Purpose.AGREEMENT), AGREEMENT_ROWS)
     network, last = round_.network, round_.last_task(task.head)
     data, from_below = task.seen_by(network)
-    x, y = data.take(drawn)
-    z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last, from_below=from_below)
+    (seen, y), about = data.take(drawn), task.take(drawn)[0]
+
+    def said(heads: list[int]) -> Tensor:
+        return outputs(network, round_.posterior.mean, network.layout, seen, heads, task=last, from_below=from_below)
+
+    z = said([task.head])
     parts = round_.likelihood.softmaxes(z.flatten(0, 1), y.flatten(0, 1))
     if parts is None:
         return None
+    if round_.likelihood.heads and drawn.shape[1] > 1:
+        inputs = [about.flatten(2)] if about.is_floating_point() else []
+        return of_classes(z.log_softmax(2), y, [said([]), *inputs], rules)
     z, y = (part.unflatten(0, drawn.shape).flatten(1, 2) for part in parts)
     z = z.log_softmax(2)
     nll = -z.gather(2, y.unsqueeze(2)).squeeze(2).mean(1, keepdim=True)
@@ -99,14 +98,13 @@ def agreement(task: TaskData, round_: Round) -> Agreement | None:
 
 
 @torch.no_grad()
-def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
+def believed(rows: Mapping[int, Tensor], round_: Round, rules: Forget = DEFAULTS) -> Past:
     """Decide how a round protects the past if its targets are not classes, without distillation.
 
     The KL counts the rows that this head has learned from once, as Bayes' rule does. So the elastic term only protects
-    the others. If the squared errors of the new rows are z times what the likelihood expects, the old ones count 1 / z
-    times: they would have to be that much noisier for the new ones to fit. But where the teacher is unsure itself, its
-    errors contradict nothing. So of the fraction 1 - 1 / z only the part `known` is forgotten: the mean over the rows
-    of min(1, noise / variance due to uncertain weights), which is 1 for inputs like those that were learned.
+    the others. What the new rows contradict (`of_values`) is forgotten. But where the teacher is unsure itself, its
+    errors contradict nothing. So only the part `known` of it is: the mean over the rows of min(1, noise / variance due
+    to uncertain weights), which is 1 for inputs like those that were learned.
     """
     task = round_.tasks[0]
     if len(round_.tasks) != 1 or task.head not in rows:
@@ -119,7 +117,8 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     def said(drawn: Tensor) -> Tensor:
         return outputs(network, drawn, network.layout, x, [task.head], task=last, from_below=from_below)
 
-    forgotten = 1 - 1 / likelihood.surprise(said(q.mean), y, weights).clamp_min(1.0).view(-1, 1)
+    each = likelihood.surprise(said(q.mean).flatten(0, 1).unsqueeze(1), y.flatten(0, 1).unsqueeze(1), None)
+    forgotten = of_values(each.unflatten(0, at.shape), weights, rules)
     if q.log_std is not None:
         total = sum(likelihood.predict(said(one)) for one in _draws(q, round_))
         known = likelihood.known(torch.as_tensor(total) / TEACHER_DRAWS, TEACHER_DRAWS, weights)

@@ -58,6 +58,14 @@ class Factored:
             loss = loss + 0.5 * (d * times(a, g, d)).sum((1, 2))
         return loss
 
+    def curvature(self, layout: Layout) -> Tensor:
+        """[R, P]: the diagonal of sum_k G_k (x) A_k over all weights."""
+        total = torch.zeros_like(self.anchor.mean)
+        for block, a, g in self._used(layout):
+            left, right = diagonal(g), a if block.table else diagonal(a)
+            block.add(layout, total, (left.unsqueeze(3) * right.unsqueeze(2)).sum(1))
+        return total
+
     def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
         """sum_k G_k D A_k. A step always passes the same buffers, so their views are made once."""
         if not (self.bound and self.bound[0][0] is q.mean and self.bound[0][1] is grads.mean):
@@ -112,14 +120,11 @@ class KroneckerImportance(Importance):
             return super().penalty(memory, s, round_, part)
         part = part.clamp(max=1.0) if isinstance(part, Tensor) else min(1.0, part)  # above 1 only for a diagonal Fisher
         rest = elastic(memory, s, round_.n, part)
-        layout, variances = round_.network.layout, rest.importance.clone()
-        known, scaled, ones = blocks(round_.network, layout), {}, torch.ones_like(variances[:, :1])
-        weight = ones * part * s.strength / divisor(round_.n, s)
-        for key, (a, g) in memory.factors.items():
-            scaled[key] = a, g * weight.view(-1, 1, 1, 1)
-            left, right = diagonal(scaled[key][1]), a if known[key].table else diagonal(a)
-            known[key].add(layout, variances, (left.unsqueeze(3) * right.unsqueeze(2)).sum(1))
-        return [Factored(memory.prior, scaled, known), Elastic(memory.prior, rest.importance, variances)]
+        layout, ones = round_.network.layout, torch.ones_like(rest.importance[:, :1])
+        weight = (ones * part * s.strength / divisor(round_.n, s)).view(-1, 1, 1, 1)
+        scaled = {key: (a, g * weight) for key, (a, g) in memory.factors.items()}
+        moved = Factored(memory.prior, scaled, blocks(round_.network, layout))
+        return [moved, Elastic(memory.prior, rest.importance, rest.importance + moved.curvature(layout))]
 
     def means(self, memory: Memory, round_: Round) -> Tensor | None:
         """The precision of the last posterior would be a second, diagonal estimate of the curvature that the factors

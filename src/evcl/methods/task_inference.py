@@ -66,7 +66,7 @@ class Infer(Rules):
     known: float = rule(
         0.5,
         "a known domain tells less than this fraction of what the task's own rows tell about its labels",
-        "TODO",
+        "ablated: with 0.75, tables whose rule turns win up to 5 points and small ones whose rule stays lose up to 2",
         high=1.0,
     )
 

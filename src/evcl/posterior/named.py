@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -40,6 +42,12 @@ class WeightPosterior:
         z = torch.randn(count, *self.own.mean.shape, generator=source, dtype=torch.float64)
         return self.own.draw(z.to(self.own.mean))
 
+    def log_density(self, weights: Tensor) -> Tensor:
+        """[...]: the log density of weights [..., *shape], in nats."""
+        std = self.std
+        each = -0.5 * ((weights - self.own.mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
+        return each.flatten(weights.dim() - std.dim()).sum(-1)
+
     def kl(self) -> float:
         """The KL divergence from the first prior, in nats: how much was learned about these weights."""
         return float(self.own.divergence(self.first).sum())
@@ -67,6 +75,14 @@ class NamedPosterior(Mapping[str, WeightPosterior]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def draw(self, count: int, seed: int = 0) -> dict[str, Tensor]:
+        """[count, *shape] by name: draws of all weights, a function of the seed."""
+        return {name: one.draw(count, seed=crc32(f"{seed} {name}".encode())) for name, one in self.items()}
+
+    def log_density(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """[...]: the log density of all weights, [..., *shape] by name, in nats."""
+        return torch.stack([one.log_density(weights[name]) for name, one in self.items()]).sum(0)
 
     def kl(self) -> float:
         """The KL divergence of all weights from the first prior, in nats."""

@@ -22,12 +22,7 @@ from evcl.report.styles import METHOD_NAMES, STYLES, Style, assign
 
 Floats = NDArray[np.float64]
 HELD_OUT = "held-out data"
-IN_NAMES = {
-    "tempering",
-    "forgetting",
-    "rehearsal",
-    "coreset",
-}  # parts that a label leaves out: see docs/methods/evcl.md
+IN_NAMES = {"tempering", "forgetting", "rehearsal", "coreset"}  # these a label leaves out
 METHOD_ORDER = [*STYLES, *METHOD_SUMMARIES]
 
 

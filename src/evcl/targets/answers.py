@@ -31,6 +31,9 @@ class Predictions(NamedTuple):
             one Gaussian, so an input between two far-apart tasks counts as near. None if unknown: for a model saved by
             an earlier release, and for inputs that are tokens or have several shapes
 
+        draws: [S, N, classes], the probabilities by each of S draws of the weights, the same for all inputs: with
+            predictions(x, draws=S)
+
     With likelihood="bernoulli", labels, probabilities and the three uncertainties are [N, D], for D labels.
     """
 
@@ -41,6 +44,21 @@ class Predictions(NamedTuple):
     epistemic: Array
     tasks: Array
     unfamiliar: Array = None
+    draws: Array = None
+
+
+class Outputs(NamedTuple):
+    """The outputs of a network that is learned with an energy of one's own.
+
+    Attributes:
+        mean: [N, ...], over the draws
+        std: [N, ...], their standard deviation
+        draws: [S, N, ...], by each of S draws of the weights, the same for all inputs
+    """
+
+    mean: Array
+    std: Array
+    draws: Array
 
 
 class Measures(NamedTuple):
@@ -69,6 +87,7 @@ class Numbers(NamedTuple):
             function there: it grows with the distance
         tasks: [N], the first task of the head that predicted
         unfamiliar: [N], as in `Predictions`; the doubt is the share of the variance that uncertain weights have
+        draws: [S, N], the expected values by each of S draws of the weights: with predictions(x, draws=S)
     """
 
     mean: Array
@@ -78,6 +97,7 @@ class Numbers(NamedTuple):
     tasks: Array
     unfamiliar: Array = None
     counts: bool = False
+    draws: Array = None
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """The lower and upper ends of intervals that contain the true value with this probability."""
@@ -109,6 +129,11 @@ class Outcome(Protocol):
     @property
     def parts(self) -> list[Tensor]:
         """[N, D] each: the first fields of the answer."""
+        ...
+
+    @property
+    def expected(self) -> Tensor:
+        """[N, D]: the expected targets."""
         ...
 
     @property

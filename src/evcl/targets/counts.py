@@ -29,7 +29,7 @@ class CountMoments(Moments):
         return super().errors(y) / self.mean.clamp_min(1e-6)
 
     def answer(self, fields: list[Array]) -> Numbers:
-        return Numbers._make([*fields, True])
+        return Numbers(*fields)._replace(counts=True)
 
     def measure(self, y: Tensor) -> NumberMeasures:
         y = y.to(self.mean)

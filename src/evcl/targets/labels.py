@@ -25,6 +25,10 @@ class Chances(NamedTuple):
     within: Tensor
 
     @property
+    def expected(self) -> Tensor:
+        return self.p
+
+    @property
     def entropy(self) -> Tensor:
         return _entropy(self.p)
 

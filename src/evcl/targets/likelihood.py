@@ -109,6 +109,10 @@ class Likelihood:
         """What is predicted [N, ...], averaged over this many draws, means. `scale` is the head's."""
         raise NotImplementedError
 
+    def expected(self, predicted: Tensor, scale: Scale | None) -> Tensor:
+        """[N, ...]: what one draw of the weights, which predicts this, expects in the units of the targets."""
+        return predicted
+
     def spread(self, network: BayesianNetwork, k: int, scale: Scale) -> Tensor | None:
         """[D]: how much the targets of head k vary; None: predictions stay as sure beyond the training rows."""
         return None

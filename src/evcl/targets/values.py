@@ -29,6 +29,10 @@ class Moments(NamedTuple):
     epistemic: Tensor
 
     @property
+    def expected(self) -> Tensor:
+        return self.mean
+
+    @property
     def variance(self) -> Tensor:
         return self.noise + self.epistemic
 
@@ -100,6 +104,10 @@ class Values(Likelihood):
             mean, std, errors = (torch.tensor(one, dtype=torch.float64) for one in lists)
             scales[name] = Scale(float(entry["rows"]), mean, std, errors, float(entry["tested"]), int(entry["tasks"]))
         return scales
+
+    def expected(self, predicted: Tensor, scale: Scale | None) -> Tensor:
+        assert scale is not None
+        return self.outcome(predicted, scale, 1).expected
 
     def doubt(self, averaged: Tensor, scale: Scale | None, draws: int) -> Tensor:
         assert scale is not None

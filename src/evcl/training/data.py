@@ -16,8 +16,6 @@ from evcl.nn.chain import Lessons
 from evcl.nn.per_task import Mixture
 from evcl.targets import CATEGORICAL, Objective
 
-MIN_NOISE_RATE, MAX_NOISE_RATE = 0.02, 0.5  # of the fraction by which the noise of numbers follows a batch: one epoch
-
 
 class Pool:
     """The examples of one fit, from one task or from several jointly, each through its own head.
@@ -38,7 +36,6 @@ class Pool:
         self.beside = bool(getattr(likelihood, "beside", False))  # the outputs have measured numbers beside them
         self._squares = getattr(likelihood, "squares", lambda outputs, y, columns: None)  # what these follow
         self.following = True  # False: these stay as they are
-        self.settles = bool(getattr(likelihood, "constant_curvature", False))  # see `EagerSteps.settle`
         self.sizes = [task.y.shape[1] for task in tasks]
         self.heads = sorted({task.head for task in tasks} - {NO_HEAD})
         starts, total = {}, 0
@@ -154,7 +151,7 @@ class Pool:
         if squares is None:
             return
         squares = squares.view(y.shape)
-        rate = min(MAX_NOISE_RATE, max(MIN_NOISE_RATE, y.shape[1] / len(self)))
+        rate = y.shape[1] / len(self)  # the noise of numbers follows the last epoch
         for k in self.heads:
             counts = torch.ones_like(squares[..., :1]) if weights is None else weights.unsqueeze(2)
             if columns is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from evcl._core.ranks import check_batch
 from evcl._core.settings import Settings
 from evcl.methods import Fit, Fitted, Round, TaskData, shuffled
 from evcl.methods.memories import narrowed
+from evcl.methods.terms import Quadratic
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import LayerNames, find_chain, padded
+from evcl.nn.convert import INIT_SHARE
 from evcl.nn.norms import BatchNorm
 from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.training import paths
@@ -78,19 +80,37 @@ class Fitting:
         self.settings = run.settings if epochs is None else Settings({**run.settings, "epochs": epochs})
 
     def __call__(self, fit: Fit, stage: int) -> Fitted:
-        if fit.model is None and self.validated is None:
+        run = self.run
+        first = fit.model is None and self.validated is None
+        if first:
             self.validated = stage
+            if run.account is not None:
+                wide = (
+                    run.network.first_log_std(run.settings.prior_std, run.network.posterior.mean)
+                    if run.method.bayesian
+                    else None
+                )
+                run.account = run.account.begun(fit, self.round, None if wide is None else (-2 * wide).exp())
         context = self._context(fit, stage)
+        length = self._length(fit, context)
+        s = Settings({**self.settings, **fit.rates, "batch_size": fit.batch or self.settings.batch_size})
+        fresh = self._fresh(fit, stage, context.network)
+        s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
+        if first:
+            run.resolved = self._resolved(s, fit, context)
         before = context.network.statistics()
         if fit.model is not None:
             context.network.set_statistics(dict(fit.model.statistics))
         tensors = self.observer.finished(stage, _ended(context.gathered(), context))
         if tensors is None:
-            tensors = self._trained(fit, stage, context)
+            tensors = self._trained(fit, stage, context, s, length)
             self.observer.end_fit(stage, tensors)
         else:
             context.network.set_statistics({name: tensors[f"statistics.{name}"] for name in before})
-        return self._fitted(fit, context, tensors)
+        fitted = self._fitted(fit, context, tensors)
+        if first and run.account is not None:
+            run.account = run.account.ended(fit, fitted, self.round)
+        return fitted
 
     def _context(self, fit: Fit, stage: int) -> FitContext:
         run, model = self.run, fit.model
@@ -126,9 +146,9 @@ class Fitting:
             task_fit = TaskFit(network, trained, _narrowest(network, part)) if trained else None
         return FitContext(network, pool, path, chain, part, whole, task_fit, reread)
 
-    def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
+    def _trained(self, fit: Fit, stage: int, context: FitContext, s: Settings, length: int) -> dict[str, Tensor]:
         """Train, and return the result of the fit as tensors, which a checkpoint can store."""
-        run, s, network, part = self.run, self.settings, context.network, context.part
+        run, network, part = self.run, context.network, context.part
         layout, statistics = network.layout, network.statistics()
         q = context.gathered()
         network.begin()
@@ -137,9 +157,6 @@ class Fitting:
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         own = replace(fit, terms=[narrowed(term, layout, part) for term in fit.terms], moves=moves)
-        length = self._length(fit, context)
-        s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
-        s = self._decided(s, self._fresh(fit, stage, network), context, s.epochs * -(-length // s.batch_size))
         step = Step(network, q, own, s, context.pool, context.chain, context.task_fit, self.how)
         start = step.q.snapshot() if run.how.allow_divergence else None
         task_fit = context.task_fit
@@ -197,6 +214,21 @@ class Fitting:
         if s.get("std_rate") == "auto":
             rates["std_rate"] = min(STD_RATES[1], max(STD_RATES[0], LOG_SIGMA_FACTOR / steps))
         return Settings({**s, **rates})
+
+    def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> dict[str, Any]:
+        """What the settings that are "auto" are in this fit: a number, [R, 1], or a number for each name of weights."""
+        auto = {name for name, value in self.run.settings.items() if isinstance(value, str) and value == "auto"}
+        found: dict[str, Any] = {name: s[name] for name in auto if not isinstance(s[name], str)}
+        springs = [term.springs() for term in fit.terms if isinstance(term, Quadratic)]
+        linear = next((one.linear for one in springs if one.linear is not None), None)
+        if "tempering" in auto and linear is not None:
+            found["tempering"] = self.round.n * (linear.w * linear.c)[:, :1]
+        network, heads = context.network, [task.head for task in self.round.tasks]
+        stds = {name: network.scales[name] for name in network.names_of(heads) if name in network.scales}
+        for name, share in (("prior_std", 1.0), ("init_std", INIT_SHARE)):
+            if name in auto:
+                found[name] = {weight: share * std for weight, std in stds.items()}
+        return found
 
     def _length(self, fit: Fit, context: FitContext) -> int:
         """The number of examples per epoch."""

@@ -143,7 +143,7 @@ class EagerSteps:
         curvature. The running mean of the curvature is noisy: the error r of an example adds r eps / sigma to it, which
         has mean 0. With a noise and its negative on the same examples, this cancels.
         """
-        if not self.pool.settles:
+        if not getattr(self.pool.likelihood, "constant_curvature", False):
             return
         order = self.order(s.epochs, s.batch_size)
         order = order.repeat(1, -(-SETTLING_EXAMPLES // order.shape[1]))[:, :SETTLING_EXAMPLES]

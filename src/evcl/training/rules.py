@@ -12,8 +12,8 @@ NLL, and a KL of weight beta/N to a prior of variance s, the objective is minima
 
 (d and u belong to the elastic term, see methods/terms.py). The gradient in the buffer of the variances, twice that of
 the NLL, is an unbiased estimate of H. So the natural step keeps a running mean of H, and moves log sigma a fraction
-`std_rate` of the way to the optimum. However small sigma is, this converges
-after a few times 1/std_rate steps, whereas Adam moves log sigma by at most one learning rate per step.
+`std_rate` of the way to the optimum. However small sigma is, this converges after a few times 1/std_rate steps, whereas
+Adam moves log sigma by at most one learning rate per step.
 
 H changes while the means are learned, so the mean weights step t by t: of t steps so far, the newest has the weight
 2 / (t + 1), but at least `NEWEST`. What was measured in the first fraction f of a fit then has the weight f^2, and the
@@ -397,7 +397,7 @@ class Natural:
         self.weights += 0.5 * self.lr * (linear.w / stiff * (linear.c / variance)).log()
         torch.exp(2 * self.weights, out=variance)
 
-    def settle(self, curvature: Tensor, variance: Tensor, pull: Springs) -> None:
+    def settle(self, curvature: Tensor, pull: Springs) -> None:
         """Move log sigma to the optimum for this H [R, P], except where it is 0: v is the root of
         d v^2 + (k + H - d u) v - k s.
         """
@@ -408,7 +408,6 @@ class Natural:
         stiff = (rest + (rest.square() + 4 * d * linear.w * linear.c).sqrt()) / 2
         best = 0.5 * (linear.w * linear.c / stiff.maximum(0.1 * linear.w)).log()
         torch.where(curvature == 0, self.weights, best, out=self.weights)
-        torch.where(curvature == 0, variance, (2 * best).exp(), out=variance)
 
 
 @cache

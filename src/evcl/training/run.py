@@ -49,6 +49,7 @@ from evcl.posterior import Extending
 from evcl.posterior.kronecker import KroneckerGaussian
 from evcl.targets import CATEGORICAL, Likelihood
 from evcl.targets.likelihood import Means
+from evcl.training.account import Account
 from evcl.training.fit import Fitting
 from evcl.training.graphed import capturing
 from evcl.training.observer import Observer, Validation
@@ -155,6 +156,8 @@ class Run:
         # the shape of the examples that each network was last checked on; a method may make a network for one round
         self.examined: WeakKeyDictionary[BayesianNetwork, torch.Size] = WeakKeyDictionary()
         self.lock = RLock()  # one thread at a time computes with the network
+        self.account: Account | None = None  # how often rows count; None: it is not kept
+        self.resolved: dict[str, Any] = {}  # what settings that are auto were in the last round: see `resolved_of`
 
     def settled(self, s: Settings) -> Settings:
         """The settings with those chosen that depend on the network."""
@@ -501,6 +504,35 @@ class Run:
                     network.number_head(task.head).count(task.n)
         self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))
 
+    def resolved_of(self, r: int) -> dict[str, Any]:
+        """What settings that are auto were for a replica in the last round, in significant digits: numbers, or a number
+        for each name of weights.
+        """
+
+        def short(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: short(one) for name, one in value.items()}
+            return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.6g}")
+
+        return {name: short(value) for name, value in sorted(self.resolved.items())}
+
+    def keep_account(self, tasks: Sequence[TaskData]) -> None:
+        """Add the tasks of the round that has just been learned to the account, or give it up where no Fisher is
+        known: methods without a penalty on the past, networks that grow or mix examples.
+        """
+        network, own = self.network, self.method.bayesian or {"strength", "distill"} & self.settings.keys()
+        if self.account is None or not own or self.method.trunk is not None:
+            self.account = None
+            return
+        about = (self.rounds - 1, list(tasks), network, network.posterior, self.seen, self.seeds, self.likelihood)
+        try:
+            with self.precise(), network.keeping():
+                if not self.method.apart:
+                    check_examples_independent(network, tasks[0].x[0], True)
+                self.account = self.account.learned(Round(*about, self.ranks))
+        except EvclError:
+            self.account = None
+
     def _drive(self, round_: Round, fitting: Fitting, epochs: int | None) -> Learned:
         """Run the method's generator: it yields fits, and receives their results."""
         s = self.settings if epochs is None else Settings({**self.settings, "epochs": epochs})
@@ -677,26 +709,27 @@ class Run:
             raise EvclError("numbers are predicted through one head at a time: choose a task")
 
         def each_head(found: Tensor) -> Tensor:
-            return predict(found) if len(sizes) == 1 else of_each(found, sizes, predict)
+            return predict(found) if len(sizes) <= 1 else of_each(found, sizes, predict)
 
         with self.precise(), network.keeping():
             for weights in self.draws(heads, task) if draws is None else draws:
                 yield outputs(network, weights, network.layout, x, heads, chunk, each_head, task)
 
     def draws(
-        self, heads: Iterable[int], task: int | None = None, keep: bool = False
+        self, heads: Iterable[int], task: int | None = None, keep: bool = False, samples: int | None = None
     ) -> Sequence[Tensor] | Iterator[Tensor]:
-        """The weight draws [R, P] for predictions. If they are not too large, or with `keep`, they are kept until the
-        posterior changes.
+        """The weight draws [R, P] for predictions: `samples` of them, by default `predict_samples`. If they are not too
+        large, or with `keep`, they are kept until the posterior changes.
         """
-        posterior, wanted, samples = self.predictor(task), tuple(heads), self.settings.get("predict_samples", 1)
+        posterior, wanted = self.predictor(task), tuple(heads)
+        samples = samples or int(self.settings.get("predict_samples", 1))
         if posterior.mean.numel() * samples > KEPT_NUMBERS and not keep:
             return weight_draws(self.network, posterior, self.seeds, samples, wanted)
         own = [posterior.mean, posterior.log_std if isinstance(posterior, Gaussian) else None]
         versions = [t._version for t in own if t is not None]
-        if self._kept is None or self._kept[0] is not posterior or self._kept[1] != (wanted, versions):
+        if self._kept is None or self._kept[0] is not posterior or self._kept[1] != (wanted, versions, samples):
             draws = list(weight_draws(self.network, posterior, self.seeds, samples, wanted))
-            self._kept = (posterior, (wanted, versions), draws)
+            self._kept = (posterior, (wanted, versions, samples), draws)
         return self._kept[2]
 
 

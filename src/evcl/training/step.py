@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -378,18 +379,18 @@ class Step:
         """Move sigma to the optimum for the mean curvature of these batches, each drawn once with every noise; only if
         the update takes natural steps.
         """
-        update, total = self.update, torch.zeros_like(self.grads.mean)
-        natural = update.log_std if isinstance(update, Update) else None
-        if not isinstance(natural, Natural) or not isinstance(update, Update) or self.variance is None:
+        update, total, count = self.update, torch.zeros_like(self.grads.mean), 0
+        if not isinstance(update, Update) or not isinstance(natural := update.log_std, Natural):
             return
-        for rows in batches:
-            for noise in noises:
-                self.source(rows, noise)
-                assert self.grads.variance is not None
-                total.add_(self.grads.variance, alpha=rows.shape[1])
-        total /= len(noises) * sum(rows.shape[1] for rows in batches)
+        assert self.variance is not None
+        torch.exp(2 * natural.weights, out=self.variance)  # of the best epoch, where there is one
+        for rows, noise in product(batches, noises):
+            self.source(rows, noise)
+            assert self.grads.variance is not None
+            total.add_(self.grads.variance, alpha=rows.shape[1])
+            count += rows.shape[1]
         assert update.pull is not None
-        natural.settle(total.masked_fill_(self._stopped, 0.0), self.variance, update.pull)
+        natural.settle(total.masked_fill_(self._stopped, 0.0) / count, update.pull)
         if self._still is not None:
             self._hold()
 

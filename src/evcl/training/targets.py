@@ -93,6 +93,7 @@ def rescale(run: Run, k: int, before: Scale, after: Scale) -> None:
     layout.view(factor, names["bias"]).copy_(r.view(1, -1))
     layout.view(shift, names["bias"]).copy_(((before.mean - after.mean) / after.std).to(like).view(1, -1))
     network.number_head(k).rescale(r)
+    run.account = None if run.account is None else run.account.rescaled(k, r)
 
     def change(task: TaskData) -> TaskData:
         if task.head != k:
