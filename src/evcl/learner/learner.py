@@ -396,8 +396,11 @@ class Learner:
 
         network = self.state.run.network
         own = network.posterior.map(torch.clone, network.layout)
-        bayesian = own.log_std is not None
-        return NamedPosterior(own, network.first_prior(self.settings.prior_std, own.mean) if bayesian else own)
+        if own.log_std is None:
+            return NamedPosterior(own, own)
+        matrix = self.state.run.structured
+        own = own if matrix is None else matrix.marginals()
+        return NamedPosterior(own, network.first_prior(self.settings.prior_std, own.mean), matrix)
 
     # --- prediction ------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,12 @@ class Kronecker(Rules):
     )
 
 
+class Matrix(Factored):
+    """The part of the KL that pulls the means to each other, as a matrix."""
+
+    name: ClassVar[str] = "kl"
+
+
 def diagonal_only(method: Method, **changes: Any) -> Method:
     """A method made from EVCL, for a diagonal posterior only."""
     settings = {**method.settings, **dict.fromkeys(Kronecker().settings), **DIAGONAL, **changes.pop("settings", {})}
@@ -107,7 +113,7 @@ def learn(memory: Memory, round_: Round, s: Settings, beta: Number, past: Past) 
     pull = torch.where(prior.factored() > 0, first * variance, 1.0)
     to_prior = KL(Gaussian(prior.mean, 0.5 * variance.log()), beta / round_.n, pull)
     rows = {key: (a[:, 1:], _column(beta / round_.n) * g[:, 1:]) for key, (a, g) in prior.factors.items()}
-    matrix = [Factored(memory.prior, rows, prior.blocks)] if rows else []
+    matrix = [Matrix(memory.prior, rows, prior.blocks)] if rows else []
     fitted = yield Fit(round_.tasks, terms=[to_prior, *matrix], losses=past.losses)
     own = Kronecker.of(s)
     how = {"fisher_temperature": own.temperature, "fisher_spread": own.damping, "fisher_draws": own.draws}

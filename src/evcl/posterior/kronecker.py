@@ -14,6 +14,7 @@ One product stands for the factors (A, G) of earlier evidence and (B, H) of new 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -207,6 +208,14 @@ class KroneckerGaussian:
             total = total + sum(traces) - root.left.shape[1] * root.right.shape[1]
             total = total + root.log_det() - others[key].log_det()
         return 0.5 * total
+
+    def log_density(self, weights: Tensor) -> Tensor:
+        """[R]: the log density of weights [R, P], in nats."""
+        away, some = weights - self.mean, self.rest > 0
+        log_det = torch.where(some, self.rest.clamp_min(TINY).log(), 0.0).sum(1)
+        log_det = log_det + sum((root.log_det() for root in self.roots.values()), torch.zeros_like(log_det))
+        count = some.sum(1) + self.factored().sum(1)
+        return 0.5 * (log_det - (away * self.precision_times(away)).sum(1) - count * math.log(2 * math.pi))
 
     def plus(self, evidence: KroneckerGaussian, how: str = "nearest") -> KroneckerGaussian:
         """The posterior after more evidence. Its mean is that of the exact sum; the factors become one product as `how`

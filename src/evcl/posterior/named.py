@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl.posterior.gaussian import Gaussian
+from evcl.posterior.kronecker import KroneckerGaussian
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class WeightPosterior:
 
     own: Gaussian
     first: Gaussian
+    drawn: Callable[[int, int], Tensor] | None = None  # (count, seed) -> draws, where weights depend on each other
 
     @property
     def mean(self) -> Tensor:
@@ -38,6 +40,8 @@ class WeightPosterior:
         """[count, *shape]: draws of the weights, a function of the seed."""
         if count < 1:
             raise EvclError(f"the number of draws must be at least 1, not {count}")
+        if self.drawn is not None:
+            return self.drawn(count, seed)
         source = torch.Generator().manual_seed(seed)
         z = torch.randn(count, *self.own.mean.shape, generator=source, dtype=torch.float64)
         return self.own.draw(z.to(self.own.mean))
@@ -61,6 +65,7 @@ class NamedPosterior(Mapping[str, WeightPosterior]):
 
     own: Gaussian
     first: Gaussian
+    matrix: KroneckerGaussian | None = None  # `own` has its marginals
 
     def __getitem__(self, name: str) -> WeightPosterior:
         layout = self.own.layout
@@ -68,7 +73,9 @@ class NamedPosterior(Mapping[str, WeightPosterior]):
         if name not in layout.shapes:
             raise EvclError(f"there are no weights {name!r}; there are {', '.join(map(repr, layout.shapes))}")
         own, first = (q.map(lambda flat: layout.view(flat, name)[0]) for q in (self.own, self.first))
-        return WeightPosterior(own, first)
+        if self.matrix is None:
+            return WeightPosterior(own, first)
+        return WeightPosterior(own, first, lambda count, seed: self.draw(count, seed)[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(() if self.own.layout is None else self.own.layout.shapes)
@@ -78,12 +85,26 @@ class NamedPosterior(Mapping[str, WeightPosterior]):
 
     def draw(self, count: int, seed: int = 0) -> dict[str, Tensor]:
         """[count, *shape] by name: draws of all weights, a function of the seed."""
-        return {name: one.draw(count, seed=crc32(f"{seed} {name}".encode())) for name, one in self.items()}
+        if self.matrix is None:
+            return {name: one.draw(count, seed=crc32(f"{seed} {name}".encode())) for name, one in self.items()}
+        source, mean = torch.Generator().manual_seed(seed), self.matrix.mean
+        each = [torch.randn(mean.shape, generator=source, dtype=torch.float64).to(mean) for _ in range(count)]
+        return self.matrix.layout.views(torch.cat([self.matrix.draw(z) for z in each]))
 
     def log_density(self, weights: Mapping[str, Tensor]) -> Tensor:
         """[...]: the log density of all weights, [..., *shape] by name, in nats."""
-        return torch.stack([one.log_density(weights[name]) for name, one in self.items()]).sum(0)
+        if self.matrix is None:
+            return torch.stack([one.log_density(weights[name]) for name, one in self.items()]).sum(0)
+        extra = next(weights[name].shape[: weights[name].dim() - one.own.mean.dim()] for name, one in self.items())
+        flat = torch.cat([weights[name].reshape(*extra, -1) for name in self], -1)
+        return torch.stack(
+            [self.matrix.log_density(one.unsqueeze(0))[0] for one in flat.view(-1, flat.shape[-1])]
+        ).view(extra)
 
     def kl(self) -> float:
         """The KL divergence of all weights from the first prior, in nats."""
-        return sum(one.kl() for one in self.values())
+        if self.matrix is None:
+            return sum(one.kl() for one in self.values())
+        factors = {key: (a[:, :1], g[:, :1]) for key, (a, g) in self.matrix.factors.items()}  # of the first prior
+        rest = self.first.precision() * (self.matrix.rest > 0)
+        return float(self.matrix.kl(replace(self.matrix, mean=self.first.mean, factors=factors, rest=rest)))

@@ -96,6 +96,7 @@ class Run:
     The draws of the last prediction are kept until the posterior changes.
     """
 
+    chosen: dict[str, Any] = {}  # settings that the network decided
     _structured: tuple[Any, KroneckerGaussian | None] | None = None
     _kept: tuple[Gaussian, Any, list[Tensor]] | None = None
 
@@ -162,7 +163,9 @@ class Run:
     def settled(self, s: Settings) -> Settings:
         """The settings with those chosen that depend on the network."""
         choose = self.method.settled
-        return s if choose is None else choose(s, self.network, self.likelihood)
+        chosen = s if choose is None else choose(s, self.network, self.likelihood)
+        self.chosen = {name: value for name, value in chosen.items() if s[name] == "auto" and value != "auto"}
+        return chosen
 
     def _check_whole(self, what: str) -> None:
         if self.how.only is not None or self.how.skip is not None:
@@ -510,11 +513,13 @@ class Run:
         """
 
         def short(value: Any) -> Any:
+            if isinstance(value, str):
+                return value
             if isinstance(value, dict):
                 return {name: short(one) for name, one in value.items()}
             return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.6g}")
 
-        return {name: short(value) for name, value in sorted(self.resolved.items())}
+        return {name: short(value) for name, value in sorted({**self.chosen, **self.resolved}.items())}
 
     def keep_account(self, tasks: Sequence[TaskData]) -> None:
         """Add the tasks of the round that has just been learned to the account, or give it up where no Fisher is
@@ -566,15 +571,19 @@ class Run:
     def predictor(self, task: int | None = None) -> Gaussian | KroneckerGaussian:
         """The weights that predict a task: the posterior, or what the method's `predictor` returns."""
         posterior, make = self.network.posterior, self.method.predictor
-        if make is None and self.method.structure is not None:
-            if self._structured is None or self._structured[0] is not posterior:
-                self._structured = posterior, self.method.structure(self.memory, self.network, self.settings)
-            return self._structured[1] or posterior
         if make is None:
-            return posterior
+            return self.structured or posterior
         named = replace(posterior, layout=self.network.layout)
         gaussian = make(self.memory, named, task)
         return posterior if gaussian is named else gaussian
+
+    @property
+    def structured(self) -> KroneckerGaussian | None:
+        """The posterior with its matrices; None: it is diagonal."""
+        posterior, make = self.network.posterior, self.method.structure
+        if make is not None and (self._structured is None or self._structured[0] is not posterior):
+            self._structured = posterior, make(self.memory, self.network, self.settings)
+        return None if make is None or self._structured is None else self._structured[1]
 
     @property
     def predicts_by_task(self) -> bool:
