@@ -53,7 +53,7 @@ def with_film(method: Method, **defaults: float) -> Method:
 TEMPERING = Part(
     "tempering",
     "beta / N_t KL(q_t || q_{t-1}) with beta below 1: the labels count 1 / beta times",
-    lambda s: s.tempering != 1,
+    lambda s: bool(s.tempering != 1),
     rules=Tempering(),
 )
 DISTILLATION = distillation()

@@ -88,7 +88,7 @@ def distillation(weight: float = 0.0, rules: Distil = DEFAULTS) -> Part:
         return replace(method, learn=learn, settings={**method.settings, "distill": replace(DISTILL, default=weight)})
 
     equation = "+ sum_k w_k T^2 mean KL(softmax(z*_k / T) || softmax(z_k / T)): the old outputs on the new inputs"
-    return Part("distillation", equation, lambda s: s.distill > 0, wrap, rules)
+    return Part("distillation", equation, lambda s: bool(s.distill > 0), wrap, rules)
 
 
 def of_inner(function: Callable[..., T] | None) -> Callable[..., T] | None:

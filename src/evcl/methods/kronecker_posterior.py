@@ -19,14 +19,15 @@ were not active. T = 1 and damping 0 are Bayes' rule.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evcl._core.settings import ELASTIC, Setting, Settings, decided
+from evcl._core.errors import EvclError
+from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl.curvature import blocks
 from evcl.methods.elastic_memory import Memory
 from evcl.methods.kl import KL, betas, first_precision, used_heads
@@ -99,8 +100,10 @@ def settled(s: Settings, network: BayesianNetwork, likelihood: Likelihood) -> Se
     if chosen == "auto":
         wide = (max(block.sizes(network.layout)) for block in blocks(network, network.layout).values())
         small = max(wide, default=MAX_AUTO_SIDE + 1) <= MAX_AUTO_SIDE
-        fits = small and likelihood.softmax and s.importance == "fisher" and not (s.film or network.task_weights)
-        chosen = "kronecker" if fits else "diagonal"
+        plain = s.importance == "fisher" and not s.film and network.width is None
+        chosen = "kronecker" if small and likelihood.softmax and plain else "diagonal"
+    elif chosen == "kronecker" and network.width is not None:
+        raise EvclError("a prior of your own has a width for each weight: use posterior=diagonal", setting="posterior")
     strength = STRENGTHS[chosen] if isinstance(s.strength, str) else s.strength
     return Settings({**s, "posterior": chosen, "strength": strength})
 
@@ -116,7 +119,11 @@ def learn(memory: Memory, round_: Round, s: Settings, beta: Number, past: Past) 
     matrix = [Matrix(memory.prior, rows, prior.blocks)] if rows else []
     fitted = yield Fit(round_.tasks, terms=[to_prior, *matrix], losses=past.losses)
     own = Kronecker.of(s)
-    how = {"fisher_temperature": own.temperature, "fisher_spread": own.damping, "fisher_draws": own.draws}
+    how: dict[str, Any] = {
+        "fisher_temperature": own.temperature,
+        "fisher_spread": own.damping,
+        "fisher_draws": own.draws,
+    }
     how |= {"fisher_scale": "examples", "kfac_merge": s.get("kfac_merge", "nearest")}
     factors, rest = measured(memory, fitted, round_, Settings({**s, **how}))
     last = betas(beta, memory.beta, past, round_, s)
@@ -127,7 +134,7 @@ def structure(memory: Memory, network: BayesianNetwork, s: Settings) -> Kronecke
     """The posterior from which predictions draw; None: a diagonal one."""
     if s.get("posterior") != "kronecker" or not memory.factors:
         return None
-    beta = memory.beta or {TRUNK_KEY: decided(s.tempering)}
+    beta = memory.beta or {TRUNK_KEY: s.tempering}
     return replace(belief(memory, network, s, beta, network.layout.shapes), mean=network.posterior.mean)
 
 
@@ -135,7 +142,7 @@ def belief(
     memory: Memory,
     network: BayesianNetwork,
     s: Settings,
-    beta: dict[int, Number] | dict[int, Tensor],
+    beta: Mapping[int, Any],
     names: Collection[str],
     kept: Number = 1.0,
 ) -> KroneckerGaussian:

@@ -57,9 +57,8 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
         return decided(s.tempering)
     if round_.likelihood.usual_tempering is not None:
         return round_.likelihood.usual_tempering
-    noise = sum(task.n * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
-    beta: Tensor = Tempering.of(s).noise * noise
-    return beta.clamp_min(MIN_BETA)
+    each = [task.n / max(1, round_.n) * label_noise(task, round_) for task in round_.tasks]
+    return (Tempering.of(s).noise * torch.stack(each).sum(0)).clamp_min(MIN_BETA)
 
 
 @torch.no_grad()

@@ -98,7 +98,8 @@ class Root(NamedTuple):
                 v, right = _eigen(root.right.mT @ a[:, 1] @ root.right)
                 right = root.right @ right
             root = cls(root.left @ left, right, 1 + u.unsqueeze(2) * v.unsqueeze(1))
-        return cls(*(None if part is None else part.to(like) for part in root))
+        scale = None if root.scale is None else root.scale.to(like)
+        return cls(root.left.to(like), root.right.to(like), scale)
 
     def drawn(self, z: Tensor) -> Tensor:
         """L Z R^T for Z [R, o, i], after a division by the root of the scale."""

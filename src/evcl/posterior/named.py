@@ -97,9 +97,8 @@ class NamedPosterior(Mapping[str, WeightPosterior]):
             return torch.stack([one.log_density(weights[name]) for name, one in self.items()]).sum(0)
         extra = next(weights[name].shape[: weights[name].dim() - one.own.mean.dim()] for name, one in self.items())
         flat = torch.cat([weights[name].reshape(*extra, -1) for name in self], -1)
-        return torch.stack(
-            [self.matrix.log_density(one.unsqueeze(0))[0] for one in flat.view(-1, flat.shape[-1])]
-        ).view(extra)
+        each = [self.matrix.log_density(one.unsqueeze(0))[0] for one in flat.view(-1, flat.shape[-1])]
+        return torch.stack(each).view(extra)
 
     def kl(self) -> float:
         """The KL divergence of all weights from the first prior, in nats."""

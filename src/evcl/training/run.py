@@ -96,9 +96,8 @@ class Run:
     The draws of the last prediction are kept until the posterior changes.
     """
 
-    chosen: dict[str, Any] = {}  # settings that the network decided
     _structured: tuple[Any, KroneckerGaussian | None] | None = None
-    _kept: tuple[Gaussian, Any, list[Tensor]] | None = None
+    _kept: tuple[Gaussian | KroneckerGaussian, Any, list[Tensor]] | None = None
 
     def __init__(
         self,
@@ -112,6 +111,7 @@ class Run:
         self.how = how = Making(**options)
         if len(settings) != len(seeds):
             raise ValueError("settings must have one entry per seed")
+        self.chosen: dict[str, Any] = {}  # settings that were auto, and that the network decided
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), how.precision, how.ranks, how.likelihood
         self.method = for_settings(method, settings[0])
         network = self.method.changed(network, settings)
