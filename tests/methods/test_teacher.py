@@ -80,10 +80,10 @@ def test_where_new_rows_agree_with_the_old_the_teacher_holds_and_the_elastic_ter
     assert float(surprised) < 0.2
     assert float(past.prior) == pytest.approx(float(knows))
     (lesson,) = past.losses
-    assert (list(lesson.heads), float(lesson.strength[0])) == ([0], float(knows))
+    assert (list(lesson.heads), float(lesson.strength[0])) == ([0], pytest.approx(EVCL_DISTILL * float(knows)))
     # as many rows as it had count, and no more
     twice = protection({0: run.memory.rows[0] / 4}, round_of(run, again, [0]), s)
-    assert float(twice.losses[0].strength[0]) == pytest.approx(float(knows) / 4)
+    assert float(twice.losses[0].strength[0]) == pytest.approx(EVCL_DISTILL * float(knows) / 4)
 
 
 def test_what_other_heads_have_learned_is_held_in_any_case():

@@ -340,7 +340,7 @@ def protection(
         agreed = agreement(round_.tasks[0], round_)
         assert agreed is not None
         knows, surprised = agreed
-        strengths[head] = whole * knows * (rows[head] / n).clamp(max=1.0)
+        strengths[head] = s.distill * knows * (rows[head] / n).clamp(max=1.0)
         share = whole * rows[head] / total  # this head's fraction of all earlier rows
         prior = 1 - share * (1 - torch.maximum(knows, surprised))
         elastic = elastic - share * (1 - UNDISTILLED * surprised)
