@@ -55,7 +55,7 @@ def test_by_hand():
     log_p = (0.3 * log_p).log_softmax(2)  # not sure enough, so there is something to learn
     wrong = torch.nn.functional.one_hot(y, 2) - log_p.exp()
     gain = (wrong.square() - (wrong - left_out(x, wrong, 0.1)).square()).sum(2).mean()
-    said = 2 * y.double().var(correction=0) - wrong.square().sum(2).mean()
+    said = 0.5 - wrong.square().sum(2).mean()
     knows, surprised = of_classes(log_p, y, [x])
     assert float(knows) == pytest.approx(float(said / (said + gain)))
     assert 0.3 < float(knows) < 0.95

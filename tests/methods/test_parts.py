@@ -59,7 +59,7 @@ ALLOWED = {
             "DISTILL",
             "EWC",
             "EVCL_FILM",
-            "EVCL_PAPER",
+            "PAPER",
             "KFAC_EVCL",
             "KFAC_EWC",
             "ADDED_INPUTS",

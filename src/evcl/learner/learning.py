@@ -274,7 +274,7 @@ class Learning:
         """What the learner becomes, with records of these tasks for the card. `data`: the validation part, if there is
         one; `part`: whether it was held out of the task's own rows.
         """
-        records = [record(task, epochs, self.run, list(self.session.tasks)) for task in given]
+        records = [record(task, epochs, self.run, list(self.session.tasks), len(given)) for task in given]
         if data is not None:
             x, y = self.session.rows([data])
             records[0]["examples"] -= len(x) if part else 0  # these were not trained on

@@ -616,13 +616,15 @@ def fingerprint(mean: Tensor) -> str:
     return hashlib.blake2b(mean.detach().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def record(task: Given, epochs: int, run: Run, names: Sequence[str]) -> Record:
-    """The record of a task that has just been learned, the last of these tasks. It says nothing of this machine."""
+def record(task: Given, epochs: int, run: Run, names: Sequence[str], new: int = 1) -> Record:
+    """The record of a task that has just been learned, one of the last `new` of these tasks. It says nothing of this
+    machine.
+    """
     rows = task.rows()
     if isinstance(task.y, Tensor):  # targets that are not classes
         rows = {0: task.y.shape[0] * task.y.shape[1]}
     elif not any(task.y):  # no targets
-        return record(task._replace(y=task.x), epochs, run, names)
+        return record(task._replace(y=task.x), epochs, run, names, new)
     return {
         "task": task.name,
         "learned": now(),
@@ -631,7 +633,7 @@ def record(task: Given, epochs: int, run: Run, names: Sequence[str]) -> Record:
         "epochs": epochs,
         "posterior": fingerprint(run.network.posterior.mean),
         "resolved": run.resolved_of(0),
-        **({} if run.account is None else run.account.described(names)),
+        **({} if run.account is None else run.account.described(names, new)),
     }
 
 

@@ -77,7 +77,7 @@ def of_classes(log_p: Tensor, y: Tensor, about: list[Tensor], rules: Forget = DE
     from these rows. With r_i = onehot(y_i) - p_i, and r~_i as a ridge regression on the other rows predicts it from
     x_i, one of the inputs `about` [R, n, inputs],
 
-        knows = said / (said + gain),   said = sum_i |onehot(y_i) - mean|^2 - |r_i|^2,
+        knows = said / (said + gain),   said = sum_i |onehot(y_i) - 1/C|^2 - |r_i|^2,
         gain = sum_i |r_i|^2 - |r_i - r~_i|^2,
 
     with the larger gain, and 1 if none is significant: label noise cannot be learned, and does not count. New rows
@@ -89,13 +89,12 @@ def of_classes(log_p: Tensor, y: Tensor, about: list[Tensor], rules: Forget = DE
     where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects.
     """
     p = double(log_p).exp()
-    labels = torch.nn.functional.one_hot(y, p.shape[2]).to(p)
-    wrong, apart = labels - p, labels - labels.mean(1, keepdim=True)
+    wrong = torch.nn.functional.one_hot(y, p.shape[2]) - p
     gains = torch.stack(
         [wrong.square().sum(2) - (wrong - left_out(x, wrong, rules.ridge)).square().sum(2) for x in about]
     )
     gain = significant(gains, rules).amax(0)
-    said = (apart.square() - wrong.square()).sum(2).mean(1, keepdim=True).clamp_min(0)
+    said = (1 - 1 / p.shape[2] - wrong.square().sum(2).mean(1, keepdim=True)).clamp_min(0)
     knows = torch.where(gain > 0, said / (said + gain).clamp_min(1e-12), 1.0)
     excess = -log_p.gather(2, y.unsqueeze(2)).squeeze(2) + (p * log_p).sum(2)
     share = significant(double(excess), rules) / torch.tensor(max(2, p.shape[2])).log()

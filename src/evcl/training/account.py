@@ -21,23 +21,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from zlib import crc32
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from evcl import curvature
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl.methods import Fit, Fitted, Round, TaskData
 from evcl.methods.applied import term_name
-from evcl.methods.importance import drawn_points
 from evcl.methods.method import Taught
 from evcl.methods.terms import Quadratic
-from evcl.nn import BayesianNetwork, Gaussian, outputs
+from evcl.nn import BayesianNetwork, Layout, outputs
+
+if TYPE_CHECKING:
+    from evcl.curvature import Sample
 
 SKETCH = 1024  # numbers kept per task; the error of a product is about sqrt(2 / SKETCH) of it
+FISHERS = "fishers"  # in a file, beside the numbers of heads
+SIGNS = 1_048_573  # random signs, a prime number of them
 MAX_TASKS = 20  # tasks that are told apart; of more, the oldest count as one
 MEASURED_OUTPUTS, MIN_ROWS = 2560, 16  # outputs differentiated per measurement, and rows at least
 APART = 0.1  # 1 - the cosine between two Fishers above which their tasks are told apart
@@ -63,17 +66,19 @@ class Account:
     """What a run knows about how often rows count.
 
     Attributes:
-        fishers: task -> the sketch of its Fisher, [at most SKETCH] in float32; of many tasks, the first is of all up to
-            this one
-        counts: how often they count in the round that is learned, or was learned last
+        fishers: [K, at most SKETCH] in float32, the sketches of the last K tasks' Fishers; of many tasks, the first is
+            of all up to this one
+        tasks: the number of tasks
+        counts: part -> how often each of the K counts in the round that is learned, or was learned last
         units: head of numbers -> r^2 [D], for all changes of its scale, which multiplied its weights by r: a sketch has
             the units of the head's first task
         elbo: of that round, at its end, in nats: `elbo` = -`nll` - `kl`, the expected NLL of its rows under the
             posterior, and the divergence of the posterior from the round's prior; empty for point weights
     """
 
-    fishers: Mapping[int, Tensor] = field(default_factory=dict)
-    counts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    fishers: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    tasks: int = 0
+    counts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     elbo: Mapping[str, float] = field(default_factory=dict)
     units: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -83,53 +88,55 @@ class Account:
 
     @classmethod
     def read(cls, saved: Mapping[str, Tensor], tasks: int) -> Account | None:
-        """From a file's sketches, in their order; None if a task has none. Raises if one cannot be right."""
-        units = {int(name[1:]): one for name, one in saved.items() if name[0] == "u"}
-        fishers = {int(name): saved[name] for name in sorted(saved.keys() - {f"u{k}" for k in units}, key=int)}
-        for one in (*fishers.values(), *(u.float() for u in units.values())):
-            if one.dim() != 1 or len(one) > SKETCH or one.dtype != torch.float32 or not bool(one.isfinite().all()):
-                raise EvclError("the sketches of its tasks' Fishers cannot be right")
-        whole = list(fishers) == list(range(tasks))[-MAX_TASKS:]
-        return cls(fishers, units=units) if whole else None
+        """From a file's tensors, after this many tasks; None if they are unknown. Raises if one cannot be right."""
+        units = {int(name): one for name, one in saved.items() if name != FISHERS}
+        fishers = saved.get(FISHERS, torch.zeros(0, 0))
+        right = fishers.dim() == 2 and fishers.shape[1] <= SKETCH and all(one.dim() == 1 for one in units.values())
+        if not right or not all(bool(one.isfinite().all()) for one in saved.values()):
+            raise EvclError("the sketches of its tasks' Fishers cannot be right")
+        return cls(fishers, tasks, units=units) if len(fishers) == min(tasks, MAX_TASKS) else None
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file: the inverse of `read`."""
-        return {**{str(k): one for k, one in self.fishers.items()}, **{f"u{k}": one for k, one in self.units.items()}}
+        return {FISHERS: self.fishers, **{str(k): one for k, one in self.units.items()}} if self.tasks else {}
 
-    def described(self, tasks: Sequence[str]) -> dict[str, object]:
-        """For the record of a round after which there are these tasks."""
-        first = "up to " if len(self.counts) == MAX_TASKS and min(self.counts) > 0 else ""
-        rows = {
-            (first if k == min(self.counts) else "") + tasks[k]: {**row, "sum": sum(row.values())}
-            for k, row in self.counts.items()
-        }
-        return {**({"account": rows} if rows else {}), **({"elbo": dict(self.elbo)} if self.elbo else {})}
+    def described(self, tasks: Sequence[str], new: int) -> dict[str, object]:
+        """For the record of a round after which there are these tasks, the last `new` of which it learned."""
+        earlier = list(tasks)[: len(tasks) - new][-MAX_TASKS:]
+        if len(tasks) - new > MAX_TASKS:
+            earlier[0] = f"up to {earlier[0]}"
+        columns = {**self.counts, "sum": torch.tensor([*self.counts.values()]).sum(0).tolist()} if self.counts else {}
+        rows: dict[str, dict[str, float]] = {name: {} for name in earlier}
+        for part, each in columns.items():
+            for i, name in enumerate(earlier):
+                rows[name][part] = each[i]
+        return {**({"account": rows} if columns else {}), **({"elbo": dict(self.elbo)} if self.elbo else {})}
 
     @torch.no_grad()
     def begun(self, fit: Fit, round_: Round, first: Tensor | None) -> Account:
         """With the counts at the start of a round's fit. `first` [R, P]: the precision of the first prior."""
-        known, parts = self.fishers, dict[str, Tensor]()
-        if known:
+        parts = dict[str, Tensor]()
+        if len(self.fishers):
+            known = padded(self.fishers.double())
             for name, h in _curvatures(fit, round_, first):
                 one = round_.n * sketch(round_.network, h, self.units)
                 parts[name] = parts[name] + one if name in parts else one
-        each = {name: counts(h, torch.stack([padded(one) for one in known.values()])) for name, h in parts.items()}
-        return replace(self, counts={k: {name: c[i] for name, c in each.items()} for i, k in enumerate(known)}, elbo={})
+        return replace(self, counts={name: counts(h, known) for name, h in parts.items()}, elbo={})
 
     @torch.no_grad()
     def ended(self, fit: Fit, fitted: Fitted, round_: Round) -> Account:
         """With the ELBO of the round, if the fit has a prior."""
         prior = next((term.prior for term in fit.terms if hasattr(term, "prior")), None)
-        if prior is None or fitted.own.log_std is None:
+        if prior is None or fitted.own.log_std is None or {t.head for t in round_.tasks} - {t.head for t in fit.data}:
             return self
+        from evcl.methods.importance import drawn_points
+
         nll = 0.0
         for i, task in enumerate(round_.tasks):
             sources = round_.generators(Purpose.ACCOUNT, i)
-            sample = measured_rows(task, round_, sources, fitted.network, fitted.q.mean)
-            for point in drawn_points(
-                Gaussian(fitted.q.mean, fitted.q.log_std), fitted.network.layout, ELBO_DRAWS, sources
-            ):
-                about = (fitted.network, point, fitted.network.layout, sample.x, [task.head])
+            sample = measured_rows(task, round_, sources, (fitted.network, fitted.own.mean, fitted.layout))
+            for point in drawn_points(fitted.own, fitted.layout, ELBO_DRAWS, sources):
+                about = (fitted.network, point, fitted.layout, sample.x, [task.head])
                 z = outputs(*about, task=sample.task, from_below=sample.from_below).flatten(0, 1)
                 assert sample.y is not None
                 each = round_.likelihood.nll(z, sample.y.flatten(0, 1), None)
@@ -141,30 +148,36 @@ class Account:
     @torch.no_grad()
     def learned(self, round_: Round) -> Account:
         """With the Fishers of a round's tasks, at the posterior that it ended with."""
+        from evcl import curvature
+
         new: dict[int, Tensor] = {}
         for i, task in enumerate(round_.tasks):
             sources = round_.generators(Purpose.ACCOUNT, i)
-            sample = measured_rows(task, round_, sources, round_.network, round_.posterior.mean)
+            whole = round_.network, round_.posterior.mean, round_.network.layout
+            sample = measured_rows(task, round_, sources, whole)
             fisher = task.n * curvature.fisher(sample, likelihood=round_.likelihood)
             own = sketch(round_.network, fisher, self.units)
-            new[task.task] = new.get(task.task, 0.0) + own
-        every = {**self.fishers, **{k: _trimmed(one) for k, one in new.items()}}
-        while len(every) > MAX_TASKS:
-            oldest, second, *_ = every
-            both = _trimmed(padded(every.pop(oldest)) + padded(every.pop(second)))
-            every = {second: both, **every}
-        return replace(self, fishers=every)
+            new[task.task] = new[task.task] + own if task.task in new else own
+        every = torch.cat([padded(self.fishers), torch.stack([*new.values()]).float()])
+        if (more := len(every) - MAX_TASKS) > 0:
+            every = torch.cat([every[: more + 1].sum(0, keepdim=True), every[more + 1 :]])
+        used = every.any(0).nonzero()  # a small network does not fill a sketch
+        every = every[:, : int(used[-1]) + 1 if len(used) else 0].contiguous()
+        return replace(self, fishers=every, tasks=self.tasks + len(new))
 
 
 def measured_rows(
-    task: TaskData, round_: Round, sources: list[torch.Generator], network: BayesianNetwork, mean: Tensor
-) -> curvature.Sample:
-    """Some rows of a task, at these weights over all of the network's."""
+    task: TaskData, round_: Round, sources: list[torch.Generator], at: tuple[BayesianNetwork, Tensor, Layout]
+) -> Sample:
+    """Some rows of a task, with a network at these weights."""
+    from evcl.curvature import Sample
+
+    network = at[0]
     width = network.classes(task.head) if round_.likelihood.heads else MEASURED_OUTPUTS // MIN_ROWS
     rows = task.drawn(sources, max(MIN_ROWS, MEASURED_OUTPUTS // width))
     data, from_below = task.seen_by(network)
-    about = (network, mean, network.layout, [task.head], *data.take(rows), task.take_weights(rows), task.task)
-    return curvature.Sample(*about, ranks=round_.ranks, from_below=from_below)
+    about = (*at, [task.head], *data.take(rows), task.take_weights(rows), task.task)
+    return Sample(*about, ranks=round_.ranks, from_below=from_below)
 
 
 def _curvatures(fit: Fit, round_: Round, first: Tensor | None) -> Iterator[tuple[str, Tensor]]:
@@ -187,12 +200,16 @@ def _curvatures(fit: Fit, round_: Round, first: Tensor | None) -> Iterator[tuple
 
 def _taught(lesson: Taught, round_: Round) -> Tensor:
     """[R, P]: the curvature of a distillation loss."""
+    from evcl import curvature
+
     network, mean, total = round_.network, round_.posterior.mean, torch.zeros_like(round_.posterior.mean)
     for i, task in enumerate(round_.tasks):
         for k, strength in zip(lesson.heads, lesson.strength, strict=True):
             own = round_.last_task(k) if network.task_weights is not None else task.task
             through = replace(task, head=k, task=task.task if own is None else own)
-            sample = measured_rows(through, round_, round_.generators(Purpose.ACCOUNT, i), network, mean)
+            sample = measured_rows(
+                through, round_, round_.generators(Purpose.ACCOUNT, i), (network, mean, network.layout)
+            )
             w = strength.flatten(1).mean(1, keepdim=True) if isinstance(strength, Tensor) else strength
             bent = curvature.fisher(replace(sample, weights=None), temperature=lesson.temperature)
             total += task.n / round_.n * w * bent
@@ -201,33 +218,29 @@ def _taught(lesson: Taught, round_: Round) -> Tensor:
 
 def sketch(network: BayesianNetwork, values: Tensor, units: Mapping[int, Tensor]) -> Tensor:
     """[SKETCH] in float64, from curvatures [1, P], in these units. A weight keeps its place and its sign as heads are
-    added or grow: it depends on the weight's name, and on its place in the tensor.
+    added or grow: heads have two rows each, and more rows overlap with those of later heads.
     """
-    total, start, trunk = torch.zeros(SKETCH, dtype=torch.float64), 0, set(network.trunk_names)
-    for name, view in network.layout.views(double(values[:1]).cpu()).items():
-        flat = view.flatten()
-        place = torch.arange(len(flat))
-        if name in trunk:
-            place, start = place + start, start + len(flat)
-        else:  # a head: class by class, first its weights, then its bias
-            owner, kind = name.rsplit(".", 1)
-            k, width = int(owner.split()[1]), network.layout.shapes[f"{owner}.weight"][1]
-            row, column = (place // width, place % width) if kind == "weight" else (place, width)
-            place = start + (2 * k + row) * (width + 1) + column
-            flat = flat * units[k][row] if k in units else flat
-        sign = torch.randint(0, 2, (len(flat),), generator=generator(0, Purpose.ACCOUNT, crc32(name.encode()))) * 2 - 1
-        total.index_add_(0, place % SKETCH, sign * flat)
-    return total
+    flat, shapes = double(values[0]).cpu(), list(network.layout.shapes.values())
+    heads = shapes[len(network.trunk_names) :: 2]  # of the weights, each before its biases
+    trunk = len(flat) - sum([(1 + width) * rows for rows, width in heads])
+    place, sign = torch.arange(len(flat)), torch.arange(len(flat))
+    if heads:
+        width, rows = heads[0][1], torch.tensor([rows for rows, _ in heads])
+        sizes = torch.stack([rows * width, rows], 1).flatten()
+        part = torch.arange(len(sizes)).repeat_interleave(sizes)
+        number, bias = part // 2, part % 2 == 1
+        own = torch.arange(len(part)) - (sizes.cumsum(0) - sizes)[part]
+        row, column = torch.where(bias, own, own // width), torch.where(bias, width, own % width)
+        place[trunk:] = trunk + (2 * number + row) * (width + 1) + column
+        sign[trunk:] = place[trunk:] + SIGNS // 2 * number
+        for k, unit in units.items():
+            flat[trunk:] = torch.where(number == k, flat[trunk:] * unit[row % len(unit)], flat[trunk:])
+    signs = 2 * torch.randint(0, 2, (min(SIGNS, int(sign.max()) + 1),), generator=generator(0, Purpose.ACCOUNT)) - 1
+    return torch.zeros(SKETCH, dtype=torch.float64).index_add_(0, place % SKETCH, signs[sign % SIGNS] * flat)
 
 
-def padded(one: Tensor) -> Tensor:
-    return torch.nn.functional.pad(one.double(), (0, SKETCH - len(one)))
-
-
-def _trimmed(one: Tensor) -> Tensor:
-    """Without the zeros at its end: a small network does not fill a sketch."""
-    used = one.nonzero()
-    return one[: int(used[-1]) + 1 if len(used) else 0].float()
+def padded(fishers: Tensor) -> Tensor:
+    return torch.nn.functional.pad(fishers, (0, SKETCH - fishers.shape[1]))
 
 
 def counts(h: Tensor, fishers: Tensor) -> list[float]:

@@ -486,6 +486,8 @@ class Run:
         `noise` and `reference` are for tests: they replace the noise source, and differentiate the terms by autograd.
         """
         watching = observer or Observer()
+        self.resolved = {}
+        self.account = None if self.account is None else replace(self.account, counts={}, elbo={})
         self.add_task_weights(max(task.task for task in tasks) + 1)
         if self.method.trunk is not None:
             self.grow_trunk(self.rounds + 1)
