@@ -49,10 +49,13 @@ def found(search: str, benchmark: str) -> dict[str, Any] | None:
 def table(name: str, benchmark: str, method: str, result: dict[str, Any], settings: dict[str, Any]) -> str:
     """A TOML table of all settings in which a trial differs from the method's defaults.
 
-    The searches are older than the domains of EVCL, so a stream whose tasks share a head keeps one softmax
-    (`one_softmax`). On other streams that setting has no effect, and is left out.
+    The searches are older than the Kronecker posterior, so that EVCL keeps a diagonal one; than the preset `paper` with
+    the Fisher of the last task alone, so that Fishers add up; and than the domains of EVCL, so a stream whose tasks
+    share a head keeps one softmax (`one_softmax`). On other streams that setting has no effect, and is left out.
     """
-    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=renamed(settings)).settings
+    then = {"posterior": "diagonal", "fisher_decay": 1.0}
+    own = {**{key: value for key, value in then.items() if key in METHODS[method].known_settings}, **renamed(settings)}
+    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=own).settings
     usual = {key: setting.default for key, setting in METHODS[method].known_settings.items()}
     given = {key: value for key, value in resolved.items() if value != usual.get(key, value)}
     if not benchmark.startswith("permuted"):
