@@ -19,7 +19,7 @@ were not active. T = 1 and damping 0 are Bayes' rule.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ from evcl._core.errors import EvclError
 from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl.curvature import blocks
 from evcl.methods.elastic_memory import Memory
-from evcl.methods.kl import KL, betas, first_precision, used_heads
+from evcl.methods.kl import KL, betas, first_precision
 from evcl.methods.kronecker import Factored, measured
 from evcl.methods.memory import TRUNK_KEY
 from evcl.methods.method import Fit, Learned, Learning, Method, Past, Round
@@ -109,8 +109,7 @@ def settled(s: Settings, network: BayesianNetwork, likelihood: Likelihood) -> Se
 
 
 def learn(memory: Memory, round_: Round, s: Settings, beta: Number, past: Past) -> Learning:
-    names = round_.network.names_of(used_heads(past, round_))
-    prior = belief(memory, round_.network, s, dict.fromkeys(memory.beta, beta) | {TRUNK_KEY: beta}, names, past.prior)
+    prior = belief(memory, round_.network, s, dict.fromkeys(memory.beta, beta) | {TRUNK_KEY: beta}, past.prior)
     variance, first = 1 / prior.precision(), first_precision(round_, s)
     # the rest of the pull on means with factors is the matrix's
     pull = torch.where(prior.factored() > 0, first * variance, 1.0)
@@ -135,7 +134,7 @@ def structure(memory: Memory, network: BayesianNetwork, s: Settings) -> Kronecke
     if s.get("posterior") != "kronecker" or not memory.factors:
         return None
     beta = memory.beta or {TRUNK_KEY: s.tempering}
-    return replace(belief(memory, network, s, beta, network.layout.shapes), mean=network.posterior.mean)
+    return replace(belief(memory, network, s, beta), mean=network.posterior.mean)
 
 
 def belief(
@@ -143,23 +142,19 @@ def belief(
     network: BayesianNetwork,
     s: Settings,
     beta: Mapping[int, Any],
-    names: Collection[str],
     kept: Number = 1.0,
 ) -> KroneckerGaussian:
-    """N(mu, L^-1), L as at the top, with matrices for the weights of these names. `beta`: by head, and of the trunk;
-    `kept`: the part of the evidence that counts.
-    """
+    """N(mu, L^-1), L as at the top. `beta`: by head, and of the trunk; `kept`: the part of the evidence that counts."""
     layout, mean = network.layout, memory.prior.mean
     first = (-2 * network.first_log_std(s.prior_std, mean)).exp().expand_as(mean)
     of_head = {name: one for k, one in beta.items() if k != TRUNK_KEY for name in head_names(k).values()}
     known = blocks(network, layout)
     factors: Factors = {}
     for key, (a, g) in memory.factors.items():
-        if (weight := known[key].weight) in names:
-            width = known[key].views(layout, first, 1)[0][:, :1, :1].unsqueeze(3)  # one prior for the whole layer
-            share = _column(kept * s.strength / of_head.get(weight, beta[TRUNK_KEY]))
-            one, eye = (torch.ones_like(f[:, :1]) if f.dim() == 3 else _eye(f) for f in (a, g))
-            factors[key] = torch.cat([one, a], 1), torch.cat([width * eye, share * g], 1)
+        width = known[key].views(layout, first, 1)[0][:, :1, :1].unsqueeze(3)  # one prior for the whole layer
+        share = _column(kept * s.strength / of_head.get(known[key].weight, beta[TRUNK_KEY]))
+        one, eye = (torch.ones_like(f[:, :1]) if f.dim() == 3 else _eye(f) for f in (a, g))
+        factors[key] = torch.cat([one, a], 1), torch.cat([width * eye, share * g], 1)
     rest = first + kept * s.strength / beta[TRUNK_KEY] * memory.importance
     made = KroneckerGaussian(mean, layout, known, factors, rest)
     return replace(made, rest=made.rest * (1 - made.factored()))
