@@ -50,10 +50,13 @@ def table(name: str, benchmark: str, method: str, result: dict[str, Any], settin
     """A TOML table of all settings in which a trial differs from the method's defaults.
 
     The searches are older than the domains of EVCL, so a stream whose tasks share a head keeps one softmax
-    (`one_softmax`). On other streams that setting has no effect, and is left out.
+    (`one_softmax`). On other streams that setting has no effect, and is left out. They are also older than the preset
+    `paper` with the Fisher of the last task alone, and summed the Fishers.
     """
-    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=renamed(settings)).settings
     usual = {key: setting.default for key, setting in METHODS[method].known_settings.items()}
+    then = {"fisher_decay": 1.0} if "fisher_decay" in usual and result["preset"] == "paper" else {}
+    given = {**then, **renamed(settings)}
+    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=given).settings
     given = {key: value for key, value in resolved.items() if value != usual.get(key, value)}
     if not benchmark.startswith("permuted"):
         given.pop("one_softmax", None)
