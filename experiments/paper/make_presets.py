@@ -53,10 +53,10 @@ def table(name: str, benchmark: str, method: str, result: dict[str, Any], settin
     the Fisher of the last task alone, so that Fishers add up; and than the domains of EVCL, so a stream whose tasks
     share a head keeps one softmax (`one_softmax`). On other streams that setting has no effect, and is left out.
     """
-    then = {"posterior": "diagonal", "fisher_decay": 1.0}
-    own = {**{key: value for key, value in then.items() if key in METHODS[method].known_settings}, **renamed(settings)}
-    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=own).settings
     usual = {key: setting.default for key, setting in METHODS[method].known_settings.items()}
+    then = {"posterior": "diagonal"} | ({"fisher_decay": 1.0} if result["preset"] == "paper" else {})
+    given = {**{key: value for key, value in then.items() if key in usual}, **renamed(settings)}
+    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=given).settings
     given = {key: value for key, value in resolved.items() if value != usual.get(key, value)}
     if not benchmark.startswith("permuted"):
         given.pop("one_softmax", None)

@@ -30,6 +30,8 @@ def test_a_run_writes_the_same_keys_in_the_same_order(tmp_path):
         "distill",
         "distill.temperature",
         "forget",
+        "forget.significance",
+        "forget.ridge",
         "rules",
         "parts",
         "optimizer",
