@@ -307,8 +307,8 @@ def protection(
     """Decide how this round protects the past. `rows` is the number of rows that each head has learned, and `familiar`
     the familiarity of the new inputs for heads where it is known, [R, 1] each.
 
-    The past must count only once. If a head is used again, distillation protects the fraction `knows`, and the
-    penalties on the weights are reduced accordingly. If the new rows contradict the old, distillation cannot help, and
+    The past must count only once. If a head is used again, the KL and distillation protect the fraction `knows`, and
+    the elastic term does not. If the new rows contradict the old, distillation cannot help, and
     the penalties are stronger instead; so they are if the new rows are unfamiliar to other heads. What other heads have
     learned is always protected.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -207,10 +207,10 @@ class Fitting:
             rates["std_rate"] = min(0.5, max(0.01, LOG_SIGMA_FACTOR / steps))
         return Settings({**s, **rates})
 
-    def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> dict[str, Any]:
+    def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> dict[str, object]:
         """What the settings that are "auto" are in this fit: a number, [R, 1], or a number for each name of weights."""
         auto = {name for name, value in self.run.settings.items() if isinstance(value, str) and value == "auto"}
-        found: dict[str, Any] = {name: s[name] for name in auto if not isinstance(s[name], str)}
+        found: dict[str, object] = {name: s[name] for name in auto if not isinstance(s[name], str)}
         springs = [term.springs() for term in fit.terms if isinstance(term, Quadratic)]
         linear = next((one.linear for one in springs if one.linear is not None), None)
         if "tempering" in auto and linear is not None:

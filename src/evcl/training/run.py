@@ -155,7 +155,7 @@ class Run:
         self.examined: WeakKeyDictionary[BayesianNetwork, torch.Size] = WeakKeyDictionary()
         self.lock = RLock()  # one thread at a time computes with the network
         self.account: Account | None = None  # how often rows count; None: it is not kept
-        self.resolved: dict[str, Any] = {}  # what settings that are auto were in the last round: see `resolved_of`
+        self.resolved: dict[str, object] = {}  # what settings that are auto were in the last round: see `resolved_of`
 
     def _check_whole(self, what: str) -> None:
         if self.how.only is not None or self.how.skip is not None:
@@ -498,15 +498,15 @@ class Run:
                     network.number_head(task.head).count(task.n)
         self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))
 
-    def resolved_of(self, r: int) -> dict[str, Any]:
+    def resolved_of(self, r: int) -> dict[str, object]:
         """What settings that are auto were for a replica in the last round, in significant digits: numbers, or a number
         for each name of weights.
         """
 
-        def short(value: Any) -> Any:
+        def short(value: object) -> object:
             if isinstance(value, dict):
                 return {name: short(one) for name, one in value.items()}
-            return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.6g}")
+            return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.6g}")  # type: ignore[arg-type]
 
         return {name: short(value) for name, value in sorted(self.resolved.items())}
 
