@@ -167,14 +167,18 @@ class Account:
 
 
 def measured_rows(
-    task: TaskData, round_: Round, sources: list[torch.Generator], at: tuple[BayesianNetwork, Tensor, Layout]
+    task: TaskData,
+    round_: Round,
+    sources: list[torch.Generator],
+    at: tuple[BayesianNetwork, Tensor, Layout],
+    times: int = 1,
 ) -> Sample:
-    """Some rows of a task, with a network at these weights."""
+    """Some rows of a task, with a network at these weights: fewer, if they are measured several `times`."""
     from evcl.curvature import Sample
 
     network = at[0]
     width = network.classes(task.head) if round_.likelihood.heads else MEASURED_OUTPUTS // MIN_ROWS
-    rows = task.drawn(sources, max(MIN_ROWS, MEASURED_OUTPUTS // width))
+    rows = task.drawn(sources, max(MIN_ROWS, MEASURED_OUTPUTS // (width * times)))
     data, from_below = task.seen_by(network)
     about = (*at, [task.head], *data.take(rows), task.take_weights(rows), task.task)
     return Sample(*about, ranks=round_.ranks, from_below=from_below)
@@ -207,9 +211,8 @@ def _taught(lesson: Taught, round_: Round) -> Tensor:
         for k, strength in zip(lesson.heads, lesson.strength, strict=True):
             own = round_.last_task(k) if network.task_weights is not None else task.task
             through = replace(task, head=k, task=task.task if own is None else own)
-            sample = measured_rows(
-                through, round_, round_.generators(Purpose.ACCOUNT, i), (network, mean, network.layout)
-            )
+            sources, at = round_.generators(Purpose.ACCOUNT, i), (network, mean, network.layout)
+            sample = measured_rows(through, round_, sources, at, len(lesson.heads))
             w = strength.flatten(1).mean(1, keepdim=True) if isinstance(strength, Tensor) else strength
             bent = curvature.fisher(replace(sample, weights=None), temperature=lesson.temperature)
             total += task.n / round_.n * w * bent

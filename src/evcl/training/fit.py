@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -215,10 +215,12 @@ class Fitting:
             rates["std_rate"] = min(STD_RATES[1], max(STD_RATES[0], LOG_SIGMA_FACTOR / steps))
         return Settings({**s, **rates})
 
-    def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> dict[str, Any]:
-        """What the settings that are "auto" are in this fit: a number, [R, 1], or a number for each name of weights."""
+    def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> list[dict[str, object]]:
+        """For each replica, what the settings that are "auto" are in this fit, in six digits: a number, or a number for
+        each name of weights.
+        """
         auto = {name for name, value in self.run.settings.items() if isinstance(value, str) and value == "auto"}
-        found: dict[str, Any] = {name: s[name] for name in auto if not isinstance(s[name], str)}
+        found: dict[str, object] = {name: s[name] for name in auto if not isinstance(s[name], str)}
         springs = [term.springs() for term in fit.terms if isinstance(term, Quadratic)]
         linear = next((one.linear for one in springs if one.linear is not None), None)
         if "tempering" in auto and linear is not None:
@@ -228,7 +230,13 @@ class Fitting:
         for name, share in (("prior_std", 1.0), ("init_std", INIT_SHARE)):
             if name in auto:
                 found[name] = {weight: share * std for weight, std in stds.items()}
-        return found
+
+        def short(value: object, r: int) -> object:
+            if isinstance(value, dict):
+                return {name: short(one, r) for name, one in value.items()}
+            return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.6g}")  # type: ignore[arg-type]
+
+        return [{name: short(found[name], r) for name in sorted(found)} for r in range(len(self.run.seeds))]
 
     def _length(self, fit: Fit, context: FitContext) -> int:
         """The number of examples per epoch."""
