@@ -116,7 +116,9 @@ def test_a_preset_leaves_a_method_what_its_name_says(method, name):
 
 def test_what_the_paper_leaves_open_is_what_the_defaults_were():
     found = preset("paper", "split-mnist", METHODS["evcl"])
-    own = dict.fromkeys(("kfac_merge", "one_softmax", "infer.known", "distill", "distill.temperature", "forget"))
+    own = dict.fromkeys(
+        ("kfac_merge", "one_softmax", "infer.varied", "infer.known", "distill", "distill.temperature", "forget")
+    )
     assert found.keys() == {**TRAINING, **BAYESIAN, **ELASTIC, **CORESET, **own}.keys()
     open_ = {"stop_nll": 0.0, "std_rate": 0.01, "strength_scale": "none", "fisher_draws": 0, "coreset": "none"}
     assert {name: found[name] for name in open_} == open_

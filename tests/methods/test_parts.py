@@ -180,7 +180,7 @@ def named(method="evcl", **settings):
 def test_a_result_names_the_parts_and_rules_in_force(tmp_path):
     found = read_result(write_result(tmp_path, named(**{"distill.temperature": 3.0})))
     assert found.parts == ["tempering", "distillation", "forgetting", "task inference"]
-    assert found.rules == {"distill.temperature": 3.0, "infer.known": 0.5}
+    assert found.rules == {"distill.temperature": 3.0, "infer.varied": 0.1, "infer.known": 0.5}
     alone = json.loads(write_result(tmp_path / "alone", named(distill=0, one_softmax=True, tempering=1)).read_text())
     assert not alone.keys() & {"parts", "rules"}
 

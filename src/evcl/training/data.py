@@ -16,6 +16,7 @@ from evcl.nn.chain import Lessons
 from evcl.nn.per_task import Mixture
 from evcl.targets import CATEGORICAL, Objective
 
+
 class Pool:
     """The examples of one fit, from one task or from several jointly, each through its own head.
 
@@ -149,7 +150,7 @@ class Pool:
         if squares is None:
             return
         squares = squares.view(y.shape)
-        rate = y.shape[1] / len(self)  # the noise of numbers follows the last epoch
+        rate = min(1.0, y.shape[1] / len(self))  # the noise of numbers follows the last epoch
         for k in self.heads:
             counts = torch.ones_like(squares[..., :1]) if weights is None else weights.unsqueeze(2)
             if columns is not None:
