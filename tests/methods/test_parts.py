@@ -234,7 +234,7 @@ def shrinking(rules):
 
         return replace(method, learn=learn)
 
-    return Part("shrinking", "mu <- factor mu", lambda s: s["shrink.factor"] < 1, wrap, rules)
+    return Part("shrinking", "mu <- factor mu", {"shrink.factor": 1.0}, wrap, rules)
 
 
 def test_a_part_of_ones_own_wraps_a_method_and_is_set_by_its_name():

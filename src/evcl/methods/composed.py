@@ -49,7 +49,7 @@ def with_film(method: Method, **defaults: float) -> Method:
 TEMPERING = Part(
     "tempering",
     "beta / N_t KL(q_t || q_{t-1}) with beta below 1: the labels count 1 / beta times",
-    lambda s: bool(s.tempering != 1),
+    {"tempering": 1.0},
 )
 DISTILLATION = distillation()
 EWC = compose(with_measures(ewc.EWC), DISTILLATION, FORGETTING)

@@ -90,10 +90,11 @@ def distillation(weight: float = 0.0, trusted: Trusted | None = None, rules: Dis
 
             return with_fits(method.learn(memory, round_, s, past), ended=ended)
 
-        return replace(method, learn=learn, settings={**method.settings, "distill": replace(DISTILL, default=weight)})
+        return replace(method, learn=learn)
 
     equation = "+ sum_k w_k T^2 mean KL(softmax(z*_k / T) || softmax(z_k / T)): the old outputs on the new inputs"
-    return Part("distillation", equation, lambda s: bool(s.distill > 0), wrap, rules)
+    settings = {"distill": replace(DISTILL, default=weight)}
+    return Part("distillation", equation, {"distill": 0.0}, wrap, rules, settings)
 
 
 def of_inner(function: Callable[..., T] | None) -> Callable[..., T] | None:

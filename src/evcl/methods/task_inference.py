@@ -92,11 +92,11 @@ def task_inference(rules: Infer = DEFAULTS) -> Part:
                 learned = yield from method.learn(memory, part, s)
             return replace(learned, memory=counting(learned.memory, round_, s))
 
-        settings = {**method.settings, "one_softmax": ONE_SOFTMAX}
-        return replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains, settings=settings)
+        return replace(method, learn=learn, memory=Memory, log_joint=log_joint, domains=domains)
 
     equation = "p(y | x) = sum_g p(g | x) p(y | x, g), p(g | x) from a Gaussian per class on random features"
-    return Part("task inference", equation, lambda s: not (s.one_softmax or s.film), wrap, rules)
+    switch = {"one_softmax": ONE_SOFTMAX}
+    return Part("task inference", equation, {"one_softmax": True, "film": True}, wrap, rules, switch)
 
 
 def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
