@@ -34,7 +34,7 @@ from evcl.methods.forgetting import FORGETTING
 from evcl.methods.kronecker import with_measures
 from evcl.methods.method import Method
 from evcl.methods.parts import Part, compose
-from evcl.methods.task_inference import task_inference
+from evcl.methods.task_inference import task_inference, trusted
 
 
 def with_defaults(method: Method, name: str, **defaults: Value) -> Method:
@@ -51,7 +51,7 @@ def with_film(method: Method, **defaults: float) -> Method:
 TEMPERING = Part(
     "tempering",
     "beta / N_t KL(q_t || q_{t-1}) with beta below 1: the labels count 1 / beta times",
-    lambda s: s.tempering != 1,
+    {"tempering": 1.0},
 )
 DISTILLATION = distillation()
 EWC = compose(with_measures(ewc.EWC), DISTILLATION, FORGETTING)
@@ -59,7 +59,7 @@ VCL = compose(vcl.VCL, TEMPERING, DISTILLATION, FORGETTING)
 DISTILLED = compose(
     with_measures(evcl.EVCL),
     TEMPERING,
-    distillation(EVCL_DISTILL),
+    distillation(EVCL_DISTILL, trusted),
     FORGETTING,
 )
 EVCL = compose(DISTILLED, task_inference(), kept_as="evidence")

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # such sizes, whose results may differ in the last bit; that must not depend on R.
 ALIGNED = 16
 LOG_SIGMA_FACTOR = 8  # std_rate auto: log sigma comes within a factor exp(-8) of its optimum, even in a short fit
-STD_RATES = 0.01, 0.5  # std_rate auto: its limits
 ADAM_STEP_FRACTION = 0.04  # lr auto: Adam's step, as a fraction of the standard deviation of a layer's initial weights
 SGD_STEP = 0.1  # lr auto for SGD without momentum; momentum m makes steps 1 / (1 - m) times as long
 SHORT, FASTER = 400, 3.0  # a first task of fewer than SHORT steps takes larger steps, by a factor of at most FASTER
@@ -212,7 +211,7 @@ class Fitting:
             narrowest = _narrowest(context.network, context.part)
             rates["lr"] = ADAM_STEP_FRACTION * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":
-            rates["std_rate"] = min(STD_RATES[1], max(STD_RATES[0], LOG_SIGMA_FACTOR / steps))
+            rates["std_rate"] = min(1.0, LOG_SIGMA_FACTOR / steps)
         return Settings({**s, **rates})
 
     def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> list[dict[str, object]]:
