@@ -332,6 +332,7 @@ class Run:
         start at its mean, 0. The module itself stays as it is.
         """
         network = self.network
+        self.account = None  # its weights have other places now
         weight, bias = network.trunk_names[:2]
         width, inputs = network.layout.shapes[weight]
         remembered = memories.with_inputs(self.memory, count)
