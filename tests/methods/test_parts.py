@@ -31,7 +31,7 @@ ALLOWED = {
     "no weight and no prediction depends on it": {
         *("MAX_DIRECTIONS", "MIN_DIRECTION_NUMBERS", "SKETCH_ROWS", "PSEUDO_ROWS", "LEAST_SHRINK", "LEAST_DOUBT"),
         *("FULLY_DOUBTED", "CONSTANT_COLUMN_STD", "MOST_COLUMNS", "NAMED", "ROWS_PER_CLASS", "MAX_MEAN_DEVIATIONS"),
-        *("SKETCH", "SIGNS", "MAX_TASKS", "MEASURED_OUTPUTS", "MIN_ROWS", "APART", "ELBO_DRAWS"),  # of the account
+        *("SKETCH", "MAX_TASKS", "MEASURED_OUTPUTS", "MIN_ROWS", "APART", "ELBO_DRAWS"),  # of the account
         *("MIN_INPUT_SIZE", "SCALE_ROWS", "ENTROPY_ROWS", "FAR_RANGES", "MIN_RANGE_ROWS", "KEPT_SAMPLES"),
     },
     "a sample of rows, heads, classes, domains or draws bounds time": {
@@ -73,6 +73,7 @@ ALLOWED = {
     },
     "a key, an index, a seed or a version": {
         *(
+            "HEAD",
             "NO_HEAD",
             "JUDGED_HEAD",
             "TRUNK_KEY",
