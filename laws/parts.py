@@ -62,9 +62,9 @@ def of_streams(
     accuracy: dict[str, dict[str, float]] = {row: {} for row in rows()}
     nll: dict[str, dict[str, float]] = {row: {} for row in rows()}
     for i, result in execute_all(configs, lambda *_: None, engine=engine):
-        row, number = labels[i]
-        accuracy[row][number] = round(100 * (result.average_accuracy.mean or 0.0), 3)
-        nll[row][number] = round(result.nll.mean or 0.0, 5)
+        row, seed = labels[i]
+        accuracy[row][seed] = round(100 * (result.average_accuracy.mean or 0.0), 3)
+        nll[row][seed] = round(result.nll.mean or 0.0, 5)
     name = f"{data}, {scenario}".removesuffix(", ")
     return {name: accuracy}, {name: nll}
 

@@ -231,6 +231,7 @@ def test_a_saved_file_holds_no_code_and_everything_else(saved):
     assert not [p for p in path.parent.iterdir() if p != path]  # no temporary left
     tensors = load_file(path)
     assert set(tensors) == {
+        *("account.fishers", "account.places"),
         "posterior.mean", "posterior.log_std", "memory/prior/mean", "memory/prior/log_std", "memory/importance",
         "memory/used", "memory/classes/classes/0", "memory/classes/classes/1", "memory/classes/common/centre",
         "memory/classes/common/scale", "memory/classes/common/scatter", "memory/classes/common/nll",

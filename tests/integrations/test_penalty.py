@@ -18,7 +18,7 @@ import evcl
 from evcl.integrations import Penalty
 from evcl.methods import METHODS
 
-ACCEPTED = ("evcl", "ewc", "ewc-offline", "gvcl", "kfac-evcl", "kfac-ewc", "mas", "vcl")
+ACCEPTED = ("evcl", "evcl-paper", "ewc", "ewc-offline", "gvcl", "kfac-evcl", "kfac-ewc", "mas", "vcl")
 TASKS = evcl.benchmarks.get("permuted-digits", tasks=2)
 
 

@@ -228,12 +228,43 @@ def month(k, number, columns=12, seed=0):
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
 def test_months_that_use_other_columns_are_kept(seed, heads):
-    """The old columns are empty in the new rows, on which the old outputs are distilled."""
-    learner = evcl.EVCL(evcl.nn.mlp(12, [20, 20]), epochs=20, seed=seed)
+    """Distillation on the new inputs, where the old columns are empty, would ruin what the network says on the old. The
+    weights of the new columns are free, so one softmax is enough, and nothing grows.
+    """
+    learner, sizes = evcl.EVCL(evcl.nn.mlp(12, [20, 20]), epochs=20, seed=seed), []
     for k in range(4):
         learner.learn(month(k, 0, seed=seed), str(k), "0" if k and not heads else "new")
+        sizes.append(sum(t.numel() for t in learner.state.run.tensors().values()))
     accuracy = [learner.measure(month(k, 50, seed=seed), str(k) if heads else None).accuracy for k in range(4)]
-    assert np.mean(accuracy) > 0.98
+    assert np.mean(accuracy) > 0.94
+    assert heads or (domains(learner) == 1 and len(set(sizes)) == 1)
+
+
+def test_a_month_that_uses_the_same_columns_by_another_rule_is_a_domain():
+    learner = evcl.EVCL(evcl.nn.mlp(12, [20]), epochs=2)
+    for k in range(3):
+        learner.learn(month(k, 0), str(k), "0" if k else "new")
+    assert domains(learner) == 1
+    x, y = month(0, 70)
+    x[:, 0] += 20
+    learner.learn((x, 1 - y), "3", "0")
+    assert domains(learner) == 2
+
+
+def test_statistics_of_an_earlier_version_lack_the_squares(tmp_path):
+    """They are used as before, and no month is known to use other columns."""
+    learner = evcl.EVCL(evcl.nn.mlp(12, [20]), epochs=2)
+    learner.learn(month(0, 0), "0")
+    learner.save(tmp_path / "m")
+
+    def change(told):
+        told["memory"][0]["fields"]["classes"]["fields"]["common"]["dict"].remove(["squares", "tensor"])
+
+    back = evcl.load(rewritten(tmp_path / "m", change, lambda name: "squares" not in name))
+    back.learn(month(1, 0), "1", "0")
+    assert domains(back) == 2
+    assert "squares" not in back.state.run.memory.classes.common
+    assert len(back.predict(month(1, 50)[0])) == 1000
 
 
 @pytest.mark.parametrize(("known", "count"), [(0.25, 1), (1.0, 2)])

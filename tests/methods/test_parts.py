@@ -31,7 +31,7 @@ ALLOWED = {
     "no weight and no prediction depends on it": {
         *("MAX_DIRECTIONS", "MIN_DIRECTION_NUMBERS", "SKETCH_ROWS", "PSEUDO_ROWS", "LEAST_SHRINK", "LEAST_DOUBT"),
         *("FULLY_DOUBTED", "CONSTANT_COLUMN_STD", "MOST_COLUMNS", "NAMED", "ROWS_PER_CLASS", "MAX_MEAN_DEVIATIONS"),
-        *("SKETCH", "SIGNS", "MAX_TASKS", "MEASURED_OUTPUTS", "MIN_ROWS", "APART", "ELBO_DRAWS"),  # of the account
+        *("SKETCH", "MAX_TASKS", "MEASURED_OUTPUTS", "MIN_ROWS", "APART", "ELBO_DRAWS"),  # of the account
         *("MIN_INPUT_SIZE", "SCALE_ROWS", "ENTROPY_ROWS", "FAR_RANGES", "MIN_RANGE_ROWS", "KEPT_SAMPLES"),
     },
     "a sample of rows, heads, classes, domains or draws bounds time": {
@@ -73,6 +73,7 @@ ALLOWED = {
     },
     "a key, an index, a seed or a version": {
         *(
+            "HEAD",
             "NO_HEAD",
             "JUDGED_HEAD",
             "TRUNK_KEY",
@@ -89,7 +90,7 @@ ALLOWED = {
         *("XI", "SGD_STEP", "PAD", "FILM_RATE_FACTOR", "MAX_FIRST_ALPHA"),
     },
     "a quantile": {"NORMAL_975"},
-    "derived from another constant": {"MIN_IMAGE_SIDE"},
+    "derived from another constant": {"MIN_IMAGE_SIDE", "NEWEST"},
 }
 FORGET = {"forget.significance": 2.0, "forget.ridge": 0.1}
 LABEL_NOISE = {"methods/label_noise.py", "targets/likelihood.py"}  # tempering=auto, a rule with constants of its own
@@ -183,7 +184,7 @@ def named(method="evcl", **settings):
 def test_a_result_names_the_parts_and_rules_in_force(tmp_path):
     found = read_result(write_result(tmp_path, named(**{"distill.temperature": 3.0})))
     assert found.parts == ["tempering", "distillation", "forgetting", "task inference"]
-    assert found.rules == {"distill.temperature": 3.0, **FORGET, "infer.known": 0.5}
+    assert found.rules == {"distill.temperature": 3.0, **FORGET, "infer.varied": 0.1, "infer.known": 0.5}
     alone = json.loads(write_result(tmp_path / "alone", named(distill=0, one_softmax=True, tempering=1)).read_text())
     assert not alone.keys() & {"parts", "rules"}
 
@@ -237,7 +238,7 @@ def shrinking(rules):
 
         return replace(method, learn=learn)
 
-    return Part("shrinking", "mu <- factor mu", lambda s: s["shrink.factor"] < 1, wrap, rules)
+    return Part("shrinking", "mu <- factor mu", {"shrink.factor": 1.0}, wrap, rules)
 
 
 def test_a_part_of_ones_own_wraps_a_method_and_is_set_by_its_name():

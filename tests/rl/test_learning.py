@@ -89,7 +89,7 @@ def test_a_strong_term_keeps_the_policy_of_the_first_task(method, setting, stron
     assert moved[1] < 0.3 * moved[0]
 
 
-TAKEN = ("evcl", "vcl", "gvcl", "ewc", "ewc-offline", "si", "mas", "naive")
+TAKEN = ("evcl", "evcl-paper", "vcl", "gvcl", "ewc", "ewc-offline", "si", "mas", "naive")
 
 
 @pytest.mark.parametrize("name", TAKEN)

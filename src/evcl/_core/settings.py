@@ -195,7 +195,7 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, object
     """Check the `given` values, and use the defaults of `known` for all other settings."""
     for name in given.keys() & RENAMED.keys() - known.keys():
         retired(f"the setting {name}", f"it is called {RENAMED[name]}")
-    given = renamed(given)
+    given = {RENAMED.get(name, name): value for name, value in given.items()}
     for name in given:
         if name not in known:
             raise unknown(f"setting of {owner}", name, known, setting=name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evcl._core.catalogue import BENCHMARK_SUMMARIES
 from evcl._core.errors import EvclError, unknown
-from evcl._core.settings import CORESET, ELASTIC, Setting, renamed
+from evcl._core.settings import CORESET, ELASTIC, Setting
 from evcl.experiments.config_file import Space
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def preset(name: str, benchmark: str, method: KnownMethod | Method, tasks: int |
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})
         for group in groups:
-            space |= {key: value for key, value in renamed(tables.get(group, {})).items() if key in own}
-        space |= renamed(tables.get(method.name, {}))
+            space |= {key: value for key, value in tables.get(group, {}).items() if key in own}
+        space |= tables.get(method.name, {})
     offered = {key: setting.choices for key, setting in own.items() if setting.choices}
     return {key: value for key, value in space.items() if key not in offered or value in offered[key]}

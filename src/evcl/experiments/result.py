@@ -221,7 +221,7 @@ class Result(Struct, frozen=True, kw_only=True):
     prequential: StreamMeasures | None = None
     samples: Annotated[str, Meta(max_length=MOST_CHARACTERS)] | None = None
     reliability: Bins | None = None
-    resolved: list[dict[Name, float | dict[str, float]]] = []
+    resolved: list[dict[Name, float | str | dict[str, float]]] = []
     task_names: list[Name] = []
     seconds: float
     memory_bytes: int | None = None

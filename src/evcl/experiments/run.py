@@ -262,7 +262,7 @@ def _side_by_side(
     seconds, size, names = round(seconds / len(cells), 3), run.memory_bytes(), [task.name for task in streams[0]]
     about = _trunk(streams[0], lead.network)
     results = [
-        replaced(result_of(cell, r, learned, about, seconds, size, machine, names), resolved=[run.resolved_of(r)])
+        replaced(result_of(cell, r, learned, about, seconds, size, machine, names), resolved=[run.resolved[r]])
         for r, cell in enumerate(cells)
     ]
     if not unsure:

@@ -53,7 +53,7 @@ class NaiveOptions(LearnerOptions, total=False):
 # The rules of parts, whose names are no identifiers
 DistillationRules = TypedDict("DistillationRules", {"distill.temperature": float}, total=False)
 ForgettingRules = TypedDict("ForgettingRules", {"forget.significance": float, "forget.ridge": float}, total=False)
-InferenceRules = TypedDict("InferenceRules", {"infer.known": float}, total=False)
+InferenceRules = TypedDict("InferenceRules", {"infer.varied": float, "infer.known": float}, total=False)
 
 
 class DistillationOptions(DistillationRules, ForgettingRules, total=False):

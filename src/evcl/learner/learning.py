@@ -262,7 +262,8 @@ class Learning:
         self, tasks: list[TaskData], epochs: int, names: list[str], report: History, validation: Validation | None
     ) -> None:
         learner, options = self.learner, self.options
-        self.run.account = None if self.state.trial else self.run.account
+        run, known = self.run, None if self.state.trial else self.run.account
+        run.resolved, run.account = [{}], None if known is None else replace(known, counts={}, elbo={})
         if options.checkpoint is None:
             self.run.learn(tasks, epochs, report, validation)
             return

@@ -632,7 +632,7 @@ def record(task: Given, epochs: int, run: Run, names: Sequence[str], new: int = 
         "classes": 0 if isinstance(task.y, Tensor) else len(rows),
         "epochs": epochs,
         "posterior": fingerprint(run.network.posterior.mean),
-        "resolved": run.resolved_of(0),
+        "resolved": run.resolved[0],
         **({} if run.account is None else run.account.described(names, new)),
     }
 

@@ -36,7 +36,7 @@ from evcl.methods.kronecker_posterior import diagonal_only
 from evcl.methods.label_noise import Tempering
 from evcl.methods.method import Method
 from evcl.methods.parts import Part, compose
-from evcl.methods.task_inference import task_inference
+from evcl.methods.task_inference import task_inference, trusted
 
 
 def with_defaults(method: Method, name: str, **defaults: Value) -> Method:
@@ -53,7 +53,7 @@ def with_film(method: Method, **defaults: float) -> Method:
 TEMPERING = Part(
     "tempering",
     "beta / N_t KL(q_t || q_{t-1}) with beta below 1: the labels count 1 / beta times",
-    lambda s: bool(s.tempering != 1),
+    {"tempering": 1.0},
     rules=Tempering(),
 )
 DISTILLATION = distillation()
@@ -62,7 +62,7 @@ VCL = compose(vcl.VCL, TEMPERING, DISTILLATION, FORGETTING)
 DISTILLED = compose(
     with_measures(evcl.EVCL),
     TEMPERING,
-    distillation(EVCL_DISTILL),
+    distillation(EVCL_DISTILL, trusted),
     FORGETTING,
 )
 EVCL = compose(DISTILLED, task_inference(), kept_as="evidence")

@@ -32,7 +32,7 @@ STAGE = "coreset"
 FINE_TUNED = Part(
     "coreset",
     "predicts with q~ = argmin NLL of the coreset + beta / N KL(q~ || q_t), the coreset left out of the task's rows",
-    lambda s: bool(s.get("coreset", "none") != "none"),
+    {"coreset": "none"},
 )
 
 

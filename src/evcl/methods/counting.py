@@ -90,6 +90,7 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
         width = own_width
     common["scatter"] = flat.new_zeros(len(own), width * (width + 1) // 2)
     common["nll"] = flat.new_zeros(len(own), len(TEMPERATURES))
+    common["squares"] = flat.new_zeros(len(own), flat.shape[2])
     return common
 
 
@@ -98,7 +99,8 @@ def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, se
     the mean, and merged exactly.
     """
     dtype = torch.float64 if task.x.is_cuda else task.x.dtype
-    scatter = statistics.common["scatter"].clone()
+    changed = {name: one.clone() for name, one in statistics.common.items() if name in ("scatter", "squares")}
+    scatter = changed["scatter"]
     before = statistics.classes.get(task.head)
     width = side_of(scatter.shape[1])
     after = scatter.new_zeros(len(scatter), classes, 1 + width)
@@ -111,6 +113,8 @@ def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, se
             f = units(x, statistics.common, r, seed).to(dtype)
             weights = f.new_ones(len(f)) if task.weights is None else task.weights[r % len(task.weights), some].to(f)
             among = F.one_hot(task.y[own, some], classes).to(f) * weights.unsqueeze(1)  # [n, C]
+            if "squares" in changed:
+                changed["squares"][r] += weights.to(x) @ (x.flatten(1) - statistics.common["centre"][r]).square_()
             count, old = among.sum(0), after[r].to(dtype)
             mean = among.T @ f / count.clamp_min(1e-12).unsqueeze(1)
             centred = f.sub_(mean[task.y[own, some]]).mul_(weights.sqrt().unsqueeze(1))
@@ -122,7 +126,7 @@ def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, se
             after[r, :, 1:] = old[:, 1:] + step * (count / whole).unsqueeze(1)
             after[r, :, 0] = old[:, 0] + count
         scatter[r] = triangle(total)
-    return Statistics({**statistics.classes, task.head: after}, {**statistics.common, "scatter": scatter})
+    return Statistics({**statistics.classes, task.head: after}, {**statistics.common, **changed})
 
 
 def _add_squares(total: Tensor, rows: Tensor) -> None:

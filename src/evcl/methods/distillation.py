@@ -17,6 +17,10 @@ distill knows min(1, n_k / n): see forgetting.py, which also says how far the pe
 
 A network without heads, such as a language model, is one head that is always used again, with many softmaxes per
 example: it is distilled with w = distill knows.
+
+What the teacher says of inputs that never varied before is arbitrary, and to hold it there moves weights that matter on
+the old inputs. So EVCL multiplies w_k by 0 where most of the variance of the new rows is in such inputs
+(`task_inference.trusted`).
 """
 
 from __future__ import annotations
@@ -62,6 +66,7 @@ class Distil(Rules):
 
 
 DEFAULTS = Distil()
+Trusted = Callable[[Any, Round, Settings], Number]
 DISTILL = Setting(
     0.0,
     "weight of the distillation loss, which keeps the previous network's outputs on the new inputs; 0: only penalties "
@@ -70,14 +75,15 @@ DISTILL = Setting(
 )
 
 
-def distillation(weight: float = 0.0, rules: Distil = DEFAULTS) -> Part:
+def distillation(weight: float = 0.0, trusted: Trusted | None = None, rules: Distil = DEFAULTS) -> Part:
     """Distillation for a method whose `learn` takes a `Past`, and whose memory has `rows`, the number of rows that each
-    head has learned. `weight`: the default of `distill`.
+    head has learned. `weight`: the default of `distill`. `trusted`: (memory, round, settings) -> how far the teacher is
+    trusted on the new inputs, a factor of w_k.
     """
 
     def wrap(method: Method) -> Method:
         def learn(memory: Any, round_: Round, s: Settings) -> Learning:
-            past = protection(memory.rows, round_, s)
+            past = protection(memory.rows, round_, s, trusted(memory, round_, s) if trusted else 1.0)
 
             def ended(fit: Fit, fitted: Fitted) -> Fitted:
                 prior = next((term.prior for term in fit.terms if hasattr(term, "prior")), None)
@@ -85,10 +91,11 @@ def distillation(weight: float = 0.0, rules: Distil = DEFAULTS) -> Part:
 
             return with_fits(method.learn(memory, round_, s, past), ended=ended)
 
-        return replace(method, learn=learn, settings={**method.settings, "distill": replace(DISTILL, default=weight)})
+        return replace(method, learn=learn)
 
     equation = "+ sum_k w_k T^2 mean KL(softmax(z*_k / T) || softmax(z_k / T)): the old outputs on the new inputs"
-    return Part("distillation", equation, lambda s: bool(s.distill > 0), wrap, rules)
+    settings = {"distill": replace(DISTILL, default=weight)}
+    return Part("distillation", equation, {"distill": 0.0}, wrap, rules, settings)
 
 
 def of_inner(function: Callable[..., T] | None) -> Callable[..., T] | None:
@@ -232,8 +239,10 @@ def taught(tasks: Sequence[TaskData], round_: Round) -> dict[int, float]:
     return {heads[i]: len(heads) / MAX_DISTILLED_HEADS for i in sorted(drawn.tolist())}
 
 
-def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
-    """Decide how this round protects the past; `rows` is the number of rows that each head has learned."""
+def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings, trust: Number = 1.0) -> Past:
+    """Decide how this round protects the past. `rows` is the number of rows that each head has learned, and `trust` a
+    factor on the distillation of heads that the round does not use.
+    """
     likelihood = round_.likelihood
     if not isinstance(s.distill, Tensor) and s.distill == 0:
         return ALONE
@@ -254,7 +263,7 @@ def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
         return past._replace(losses=[Reading(likelihood, teacher, layout, temperature, strength)])
     strengths: dict[int, Number] = {}
     for k, times in taught(round_.tasks, round_).items():
-        strengths[k] = times * ((s.distill * rows[k] / n).clamp(max=1.0) if k in rows else s.distill)
+        strengths[k] = trust * times * ((s.distill * rows[k] / n).clamp(max=1.0) if k in rows else s.distill)
     head, past = round_.tasks[0].head, ALONE
     if alone and head in rows:
         agreed = agreement(round_.tasks[0], round_, forget)

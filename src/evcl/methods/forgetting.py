@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -63,9 +62,9 @@ def retold(agreed: Agreement, whole: Number) -> Past:
 FORGETTING = Part(
     "forgetting",
     "KL to p_0 + prior (p_{t-1} - p_0) in place of p_{t-1}, the elastic term x elastic, by how new rows agree with old",
-    lambda s: bool(s.forget and s.distill > 0),
-    lambda method: replace(method, settings={**method.settings, "forget": FORGET}),
-    DEFAULTS,
+    {"forget": False, "distill": 0.0},
+    settings={"forget": FORGET},
+    rules=DEFAULTS,
 )
 
 

@@ -53,23 +53,29 @@ class Part:
     Attributes:
         name: such as "task inference", as results, cards and tables show it
         equation: what it computes, in one line
-        on: whether it is in force with these settings
+        off: settings that switch it off, each by itself
         wrap: (method) -> the method with the part
         rules: its constants
+        settings: its settings, beside the rules
     """
 
     name: str
     equation: str
-    on: Callable[[Settings], bool]
-    wrap: Callable[[Method], Method] = lambda method: method
+    off: Mapping[str, Value]
+    wrap: Callable[[Method], Method] | None = None
     rules: Rules = Rules()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    def on(self, s: Mapping[str, Any]) -> bool:
+        """Whether it is in force with these settings."""
+        return all(s.get(name, value) != value for name, value in self.off.items())
 
 
 def compose(method: Method, *parts: Part, **changes: Any) -> Method:
     """The method with these parts, the first of them innermost. `changes`: other fields of `Method`."""
     for part in parts:
-        method = part.wrap(method)
-        settings = {**method.settings, **part.rules.settings}
+        method = method if part.wrap is None else part.wrap(method)
+        settings = {**method.settings, **part.settings, **part.rules.settings}
         method = replace(method, settings=settings, parts=(*method.parts, part))
     return replace(method, **changes)
 

@@ -47,7 +47,7 @@ REHEARSAL: dict[str, Setting] = {
     ),
 }
 
-KEPT = Part("rehearsal", "the kept rows of earlier tasks join the rows of each step", lambda s: s.get("memory", 0) > 0)
+KEPT = Part("rehearsal", "the kept rows of earlier tasks join the rows of each step", {"memory": 0})
 
 
 @dataclass(frozen=True)

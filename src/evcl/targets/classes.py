@@ -62,10 +62,9 @@ class Categorical(Likelihood):
 
     def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """The weights p(c|x) and those of the examples enter as square roots, because the gradient is squared."""
-        warm = how.temperature.unsqueeze(2) if isinstance(how.temperature, Tensor) else how.temperature
-        log_p = F.log_softmax(outputs / warm, dim=2)
-        p = log_p.detach().exp().flatten(0, 1)
-        log_p = (warm * log_p).flatten(0, 1) * weights.reshape(-1, 1).sqrt()
+        log_p = F.log_softmax(how.cooled(outputs), dim=2).flatten(0, 1)
+        p = log_p.detach().exp()
+        log_p = log_p * (how.temperature * weights.sqrt()).reshape(-1, 1)
         if how.kind == "exact":
             return [(p[:, c].sqrt() * log_p[:, c]).sum() for c in range(p.shape[1])]
         if how.kind == "sampled":

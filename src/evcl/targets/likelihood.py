@@ -33,6 +33,11 @@ class Estimate(NamedTuple):
     generators: Sequence[torch.Generator] | None = None
     temperature: Tensor | float = 1.0
 
+    def cooled(self, logits: Tensor) -> Tensor:
+        """The logits [R, n, o] divided by the temperature."""
+        by = self.temperature
+        return logits / (by.unsqueeze(2) if isinstance(by, Tensor) else by)
+
 
 class Objective(Protocol):
     """What a fit minimises: -log p(y | outputs), or a bound on it, for the concatenated outputs [M, o] of the heads.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EARLIER_FACTOR, MIN_EARLIER = 2, 200  # earlier errors count as this many times the last task's rows, at least this many
+EARLIER_FACTOR = 2  # earlier errors count as at most this many times the last task's rows
 FAR_RANGES, MIN_RANGE_ROWS = 10, 20  # a target is far outside if this many ranges away; fewer rows tell no range
 TRAINING_NOISE_ROWS = 10  # the noise of training counts as this many rows beside those predicted before being learned
 
@@ -39,7 +39,7 @@ class Scale(NamedTuple):
         of the head's first task, which say nothing about drift, so those of the next task replace them.
         """
         n = len(errors)
-        keep = min(1.0, max(EARLIER_FACTOR * n, MIN_EARLIER) / max(self.tested, 1.0)) if self.tasks else 0.0
+        keep = min(1.0, EARLIER_FACTOR * n / max(self.tested, 1.0)) if self.tasks else 0.0
         total = keep * self.errors + errors.sum(0).clamp_min(0).cpu()
         return self._replace(errors=total, tested=keep * self.tested + n, tasks=self.tasks + (not first))
 

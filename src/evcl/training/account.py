@@ -12,9 +12,8 @@ is chance. So c_k = m + d_k, with the count of all rows together, m = <H_p, S> /
 directions in which the Fishers differ: those eigenvectors of the matrix of their cosines whose eigenvalue is above
 APART. Tasks with a cosine above 1 - APART have one count.
 
-Of each task a sketch of SKETCH numbers is kept: weights that share a number are added with random signs, which keeps
-products <H, F> right on average, and exactly so if no two share one. A random subset of the weights would miss the few
-on which most of the product depends.
+Of each task the SKETCH largest entries of its Fisher are kept, on which nearly all of its products depend: all of them
+on small networks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
-from evcl._core.randomness import Purpose, generator
+from evcl._core.randomness import Purpose
 from evcl.methods import Fit, Fitted, Round, TaskData
 from evcl.methods.applied import term_name
 from evcl.methods.method import Taught
@@ -38,9 +37,9 @@ from evcl.nn import BayesianNetwork, Layout, outputs
 if TYPE_CHECKING:
     from evcl.curvature import Sample
 
-SKETCH = 1024  # numbers kept per task; the error of a product is about sqrt(2 / SKETCH) of it
-FISHERS = "fishers"  # in a file, beside the numbers of heads
-SIGNS = 1_048_573  # random signs, a prime number of them
+HEAD = 2**40  # the distance between the places of two heads
+SKETCH = 1024  # entries of a Fisher that are kept
+FISHERS, PLACES = "fishers", "places"  # in a file, beside the numbers of heads
 MAX_TASKS = 20  # tasks that are told apart; of more, the oldest count as one
 MEASURED_OUTPUTS, MIN_ROWS = 2560, 16  # outputs differentiated per measurement, and rows at least
 APART = 0.1  # 1 - the cosine between two Fishers above which their tasks are told apart
@@ -66,8 +65,9 @@ class Account:
     """What a run knows about how often rows count.
 
     Attributes:
-        fishers: [K, at most SKETCH] in float32, the sketches of the last K tasks' Fishers; of many tasks, the first is
-            of all up to this one
+        fishers: [K, at most SKETCH] in float32, the largest entries of the last K tasks' Fishers; of many tasks, the
+            first is of all up to this one
+        places: [K, at most SKETCH], their weights (see `placed`); -1: there are no more
         tasks: the number of tasks
         counts: part -> how often each of the K counts in the round that is learned, or was learned last
         units: head of numbers -> r^2 [D], for all changes of its scale, which multiplied its weights by r: a sketch has
@@ -77,6 +77,7 @@ class Account:
     """
 
     fishers: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    places: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
     tasks: int = 0
     counts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     elbo: Mapping[str, float] = field(default_factory=dict)
@@ -89,16 +90,22 @@ class Account:
     @classmethod
     def read(cls, saved: Mapping[str, Tensor], tasks: int) -> Account | None:
         """From a file's tensors, after this many tasks; None if they are unknown. Raises if one cannot be right."""
-        units = {int(name): one for name, one in saved.items() if name != FISHERS}
-        fishers = saved.get(FISHERS, torch.zeros(0, 0))
-        right = fishers.dim() == 2 and fishers.shape[1] <= SKETCH and all(one.dim() == 1 for one in units.values())
-        if not right or not all(bool(one.isfinite().all()) for one in saved.values()):
-            raise EvclError("the sketches of its tasks' Fishers cannot be right")
-        return cls(fishers, tasks, units=units) if len(fishers) == min(tasks, MAX_TASKS) else None
+        units = {int(name): one for name, one in saved.items() if name not in (FISHERS, PLACES)}
+        made = cls(tasks=tasks, units=units)
+        if FISHERS in saved:
+            made = replace(made, fishers=saved[FISHERS], places=saved[PLACES])
+        shape, right = made.fishers.shape, made.places.dtype == torch.long and made.fishers.is_floating_point()
+        right = right and len(shape) == 2 and shape == made.places.shape and shape[1] <= SKETCH
+        if not right or not all(
+            one.dim() == 1 and bool(one.isfinite().all()) for one in (*units.values(), made.fishers.sum(0))
+        ):
+            raise EvclError("what it keeps of its tasks' Fishers cannot be right")
+        return made if len(made.fishers) == min(tasks, MAX_TASKS) else None
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file: the inverse of `read`."""
-        return {FISHERS: self.fishers, **{str(k): one for k, one in self.units.items()}} if self.tasks else {}
+        own = {FISHERS: self.fishers, PLACES: self.places} if self.tasks else {}
+        return {**own, **{str(k): one for k, one in self.units.items()}}
 
     def described(self, tasks: Sequence[str], new: int) -> dict[str, object]:
         """For the record of a round after which there are these tasks, the last `new` of which it learned."""
@@ -117,9 +124,14 @@ class Account:
         """With the counts at the start of a round's fit. `first` [R, P]: the precision of the first prior."""
         parts = dict[str, Tensor]()
         if len(self.fishers):
-            known = padded(self.fishers.double())
+            every, at = self.places.clamp_min(0).unique(return_inverse=True)
+            known = torch.zeros(len(self.fishers), len(every), dtype=torch.float64)
+            known.scatter_add_(1, at, self.fishers.double())
             for name, h in _curvatures(fit, round_, first):
-                one = round_.n * sketch(round_.network, h, self.units)
+                places, flat = placed(round_.network, h, self.units)
+                order = places.argsort()
+                at = order[torch.searchsorted(places[order], every).clamp_max(len(order) - 1)]
+                one = round_.n * torch.where(places[at] == every, flat[at], 0.0)
                 parts[name] = parts[name] + one if name in parts else one
         return replace(self, counts={name: counts(h, known) for name, h in parts.items()}, elbo={})
 
@@ -156,25 +168,44 @@ class Account:
             whole = round_.network, round_.posterior.mean, round_.network.layout
             sample = measured_rows(task, round_, sources, whole)
             fisher = task.n * curvature.fisher(sample, likelihood=round_.likelihood)
-            own = sketch(round_.network, fisher, self.units)
+            places, own = placed(round_.network, fisher, self.units)
             new[task.task] = new[task.task] + own if task.task in new else own
-        every = torch.cat([padded(self.fishers), torch.stack([*new.values()]).float()])
-        if (more := len(every) - MAX_TASKS) > 0:
-            every = torch.cat([every[: more + 1].sum(0, keepdim=True), every[more + 1 :]])
-        used = every.any(0).nonzero()  # a small network does not fill a sketch
-        every = every[:, : int(used[-1]) + 1 if len(used) else 0].contiguous()
-        return replace(self, fishers=every, tasks=self.tasks + len(new))
+        at, kept = self.places, self.fishers
+        for own in new.values():
+            at, kept = _with_row(at, kept, places, own)
+        if (more := len(kept) - MAX_TASKS) > 0:
+            old, within = at[: more + 1].unique(return_inverse=True)
+            together = torch.zeros(len(old), dtype=torch.float64)
+            together.index_add_(0, within.flatten(), kept[: more + 1].double().flatten())
+            at, kept = (torch.roll(t, 1, 0) for t in _with_row(at[more + 1 :], kept[more + 1 :], old, together))
+        return replace(self, fishers=kept, places=at, tasks=self.tasks + len(new))
+
+
+def _with_row(at: Tensor, kept: Tensor, places: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Places and Fishers with one more row, the largest entries of this one."""
+    top = own.topk(min(SKETCH, int((own > 0).sum()))).indices
+    width = max(len(top), kept.shape[1])
+
+    def joined(rows: Tensor, row: Tensor, fill: int) -> Tensor:
+        both = [torch.nn.functional.pad(one, (0, width - one.shape[1]), value=fill) for one in (rows, row.unsqueeze(0))]
+        return torch.cat(both)
+
+    return joined(at, places[top], -1), joined(kept, own[top].float(), 0)
 
 
 def measured_rows(
-    task: TaskData, round_: Round, sources: list[torch.Generator], at: tuple[BayesianNetwork, Tensor, Layout]
+    task: TaskData,
+    round_: Round,
+    sources: list[torch.Generator],
+    at: tuple[BayesianNetwork, Tensor, Layout],
+    times: int = 1,
 ) -> Sample:
-    """Some rows of a task, with a network at these weights."""
+    """Some rows of a task, with a network at these weights: fewer, if they are measured several `times`."""
     from evcl.curvature import Sample
 
     network = at[0]
     width = network.classes(task.head) if round_.likelihood.heads else MEASURED_OUTPUTS // MIN_ROWS
-    rows = task.drawn(sources, max(MIN_ROWS, MEASURED_OUTPUTS // width))
+    rows = task.drawn(sources, max(MIN_ROWS, MEASURED_OUTPUTS // (width * times)))
     data, from_below = task.seen_by(network)
     about = (*at, [task.head], *data.take(rows), task.take_weights(rows), task.task)
     return Sample(*about, ranks=round_.ranks, from_below=from_below)
@@ -207,23 +238,22 @@ def _taught(lesson: Taught, round_: Round) -> Tensor:
         for k, strength in zip(lesson.heads, lesson.strength, strict=True):
             own = round_.last_task(k) if network.task_weights is not None else task.task
             through = replace(task, head=k, task=task.task if own is None else own)
-            sample = measured_rows(
-                through, round_, round_.generators(Purpose.ACCOUNT, i), (network, mean, network.layout)
-            )
+            sources, at = round_.generators(Purpose.ACCOUNT, i), (network, mean, network.layout)
+            sample = measured_rows(through, round_, sources, at, len(lesson.heads))
             w = strength.flatten(1).mean(1, keepdim=True) if isinstance(strength, Tensor) else strength
             bent = curvature.fisher(replace(sample, weights=None), temperature=lesson.temperature)
             total += task.n / round_.n * w * bent
     return total
 
 
-def sketch(network: BayesianNetwork, values: Tensor, units: Mapping[int, Tensor]) -> Tensor:
-    """[SKETCH] in float64, from curvatures [1, P], in these units. A weight keeps its place and its sign as heads are
-    added or grow: heads have two rows each, and more rows overlap with those of later heads.
+def placed(network: BayesianNetwork, values: Tensor, units: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """[P] each: the places of the weights, and curvatures [1, P] in these units. A weight keeps its place as heads are
+    added or grow.
     """
     flat, shapes = double(values[0]).cpu(), list(network.layout.shapes.values())
     heads = shapes[len(network.trunk_names) :: 2]  # of the weights, each before its biases
     trunk = len(flat) - sum([(1 + width) * rows for rows, width in heads])
-    place, sign = torch.arange(len(flat)), torch.arange(len(flat))
+    place = torch.arange(len(flat))
     if heads:
         width, rows = heads[0][1], torch.tensor([rows for rows, _ in heads])
         sizes = torch.stack([rows * width, rows], 1).flatten()
@@ -231,16 +261,10 @@ def sketch(network: BayesianNetwork, values: Tensor, units: Mapping[int, Tensor]
         number, bias = part // 2, part % 2 == 1
         own = torch.arange(len(part)) - (sizes.cumsum(0) - sizes)[part]
         row, column = torch.where(bias, own, own // width), torch.where(bias, width, own % width)
-        place[trunk:] = trunk + (2 * number + row) * (width + 1) + column
-        sign[trunk:] = place[trunk:] + SIGNS // 2 * number
+        place[trunk:] = trunk + number * HEAD + row * (width + 1) + column
         for k, unit in units.items():
             flat[trunk:] = torch.where(number == k, flat[trunk:] * unit[row % len(unit)], flat[trunk:])
-    signs = 2 * torch.randint(0, 2, (min(SIGNS, int(sign.max()) + 1),), generator=generator(0, Purpose.ACCOUNT)) - 1
-    return torch.zeros(SKETCH, dtype=torch.float64).index_add_(0, place % SKETCH, signs[sign % SIGNS] * flat)
-
-
-def padded(fishers: Tensor) -> Tensor:
-    return torch.nn.functional.pad(fishers, (0, SKETCH - fishers.shape[1]))
+    return place, flat
 
 
 def counts(h: Tensor, fishers: Tensor) -> list[float]:

@@ -161,7 +161,7 @@ class Checkpointer(Observer):
     def position(self) -> dict[str, Any]:
         description: dict[str, Any] = {"round": self._round, "outline": self._outline}
         description |= {"domains": self._domains} if any(self._domains) else {}
-        description["learned"] = self._learned
+        description |= {"learned": self._learned, **({"reports": self._run.reports()} if self._learned else {})}
         if self._fit is not None and self._position is not None:
             description |= {"stage": self._fit[0], "epoch": self._position.epoch, "batch": self._position.batch}
         return description
@@ -200,6 +200,8 @@ class Checkpointer(Observer):
         with saved.fitting():
             heads = [*seen, *own] if learned else seen
             run.load_tensors(tensors, saved.description.get("outline"), self._round + learned, heads)
+            if learned and "reports" in saved.description:
+                run.report(saved.description["reports"])
         trunk.load_state_dict(frozen)
         for name, tensor in self._extra.items():
             tensor.copy_(extra[name])

@@ -151,7 +151,7 @@ class Pool:
         if squares is None:
             return
         squares = squares.view(y.shape)
-        rate = y.shape[1] / len(self)  # the noise of numbers follows the last epoch
+        rate = min(1.0, y.shape[1] / len(self))  # the noise of numbers follows the last epoch
         for k in self.heads:
             counts = torch.ones_like(squares[..., :1]) if weights is None else weights.unsqueeze(2)
             if columns is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # such sizes, whose results may differ in the last bit; that must not depend on R.
 ALIGNED = 16
 LOG_SIGMA_FACTOR = 8  # std_rate auto: log sigma comes within a factor exp(-8) of its optimum, even in a short fit
-STD_RATES = 0.01, 0.5  # std_rate auto: its limits
 ADAM_STEP_FRACTION = 0.04  # lr auto: Adam's step, as a fraction of the standard deviation of a layer's initial weights
 SGD_STEP = 0.1  # lr auto for SGD without momentum; momentum m makes steps 1 / (1 - m) times as long
 SHORT, FASTER = 400, 3.0  # a first task of fewer than SHORT steps takes larger steps, by a factor of at most FASTER
@@ -212,13 +211,16 @@ class Fitting:
             narrowest = _narrowest(context.network, context.part)
             rates["lr"] = ADAM_STEP_FRACTION * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":
-            rates["std_rate"] = min(STD_RATES[1], max(STD_RATES[0], LOG_SIGMA_FACTOR / steps))
+            rates["std_rate"] = min(1.0, LOG_SIGMA_FACTOR / steps)
         return Settings({**s, **rates})
 
-    def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> dict[str, Any]:
-        """What the settings that are "auto" are in this fit: a number, [R, 1], or a number for each name of weights."""
+    def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> list[dict[str, object]]:
+        """For each replica, what the settings that are "auto" are in this fit, in six digits: a number, or a number for
+        each name of weights.
+        """
         auto = {name for name, value in self.run.settings.items() if isinstance(value, str) and value == "auto"}
-        found: dict[str, Any] = {name: s[name] for name in auto if not isinstance(s[name], str)}
+        found: dict[str, object] = {name: s[name] for name in auto if not isinstance(s[name], str)}
+        found |= self.run.chosen
         springs = [term.springs() for term in fit.terms if isinstance(term, Quadratic)]
         linear = next((one.linear for one in springs if one.linear is not None), None)
         if "tempering" in auto and linear is not None:
@@ -228,7 +230,15 @@ class Fitting:
         for name, share in (("prior_std", 1.0), ("init_std", INIT_SHARE)):
             if name in auto:
                 found[name] = {weight: share * std for weight, std in stds.items()}
-        return found
+
+        def short(value: object, r: int) -> object:
+            if isinstance(value, str):
+                return value
+            if isinstance(value, dict):
+                return {name: short(one, r) for name, one in value.items()}
+            return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.6g}")  # type: ignore[arg-type]
+
+        return [{name: short(found[name], r) for name in sorted(found)} for r in range(len(self.run.seeds))]
 
     def _length(self, fit: Fit, context: FitContext) -> int:
         """The number of examples per epoch."""

@@ -205,7 +205,9 @@ class SGD:
             self.weights.add_(grad, alpha=-self.lr)
 
 
-NEWEST = 0.001  # at least this is the weight of the newest step in the two running means whose ratio is the curvature
+NEWEST = (
+    1 - BETA2
+)  # at least this is the weight of the newest step in the two running means whose ratio is the curvature
 
 
 class Update:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -158,7 +158,9 @@ class Run:
         self.examined: WeakKeyDictionary[BayesianNetwork, torch.Size] = WeakKeyDictionary()
         self.lock = RLock()  # one thread at a time computes with the network
         self.account: Account | None = None  # how often rows count; None: it is not kept
-        self.resolved: dict[str, Any] = {}  # what settings that are auto were in the last round: see `resolved_of`
+        self.resolved: list[dict[str, object]] = [
+            {} for _ in seeds
+        ]  # what settings that are auto were in the last round
 
     def settled(self, s: Settings) -> Settings:
         """The settings with those chosen that depend on the network."""
@@ -340,6 +342,7 @@ class Run:
         start at its mean, 0. The module itself stays as it is.
         """
         network = self.network
+        self.account = None  # its weights have other places now
         weight, bias = network.trunk_names[:2]
         width, inputs = network.layout.shapes[weight]
         remembered = memories.with_inputs(self.memory, count)
@@ -486,8 +489,6 @@ class Run:
         `noise` and `reference` are for tests: they replace the noise source, and differentiate the terms by autograd.
         """
         watching = observer or Observer()
-        self.resolved = {}
-        self.account = None if self.account is None else replace(self.account, counts={}, elbo={})
         self.add_task_weights(max(task.task for task in tasks) + 1)
         if self.method.trunk is not None:
             self.grow_trunk(self.rounds + 1)
@@ -509,19 +510,17 @@ class Run:
                     network.number_head(task.head).count(task.n)
         self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))
 
-    def resolved_of(self, r: int) -> dict[str, Any]:
-        """What settings that are auto were for a replica in the last round, in significant digits: numbers, or a number
-        for each name of weights.
-        """
+    def reports(self) -> dict[str, Any]:
+        """What is known of the last round beside its result, as JSON: for a checkpoint."""
+        account = self.account or Account()
+        return {"resolved": self.resolved, "counts": dict(account.counts), "elbo": dict(account.elbo)}
 
-        def short(value: Any) -> Any:
-            if isinstance(value, str):
-                return value
-            if isinstance(value, dict):
-                return {name: short(one) for name, one in value.items()}
-            return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.6g}")
-
-        return {name: short(value) for name, value in sorted({**self.chosen, **self.resolved}.items())}
+    def report(self, saved: Mapping[str, Any]) -> None:
+        """The inverse of `reports`."""
+        self.resolved = [dict(one) for one in saved["resolved"]]
+        counts = {name: [float(c) for c in one] for name, one in saved["counts"].items()}
+        elbo = {name: float(one) for name, one in saved["elbo"].items()}
+        self.account = None if self.account is None else replace(self.account, counts=counts, elbo=elbo)
 
     def keep_account(self, tasks: Sequence[TaskData]) -> None:
         """Add the tasks of the round that has just been learned to the account, or give it up where no Fisher is
