@@ -133,7 +133,7 @@ def structure(memory: Memory, network: BayesianNetwork, s: Settings) -> Kronecke
     """The posterior from which predictions draw; None: a diagonal one."""
     if s.get("posterior") != "kronecker" or not memory.factors:
         return None
-    beta = memory.beta or {TRUNK_KEY: s.tempering}
+    beta: Mapping[int, Any] = memory.beta or {TRUNK_KEY: s.tempering}
     return replace(belief(memory, network, s, beta), mean=network.posterior.mean)
 
 
