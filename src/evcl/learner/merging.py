@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,12 @@ from torch import Tensor
 from evcl._core.density import of_sites
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label
+from evcl._core.settings import Settings
 from evcl.learner.learner import Learner
 from evcl.learner.persist import ACCOUNT, DENSITY, Described, rebuilt, versions
 from evcl.methods import packing
+from evcl.methods.elastic_memory import Memory
+from evcl.methods.kronecker_posterior import without_matrices
 from evcl.methods.memories import keeps_examples
 from evcl.methods.memory import TRUNK_KEY
 from evcl.methods.merging import Moved, by_key, merged, undeclared
@@ -43,8 +47,9 @@ def merge(base: Learner, sites: Sequence[Learner], names: Sequence[str] | None =
     them by the likelihood of the input. `names` of the sites distinguish tasks of the same name.
 
     It is possible for posteriors with a variance for each weight, if the method's memory declares how it merges: those
-    of evcl and vcl do, without kept rows or coresets. The product is exact if the posteriors are: for a network they
-    are approximations, best near the base, so the base should have learned the task already from a few rows.
+    of evcl and vcl do, without kept rows or coresets. Of a Kronecker posterior, the diagonal is merged. The product is
+    exact if the posteriors are: for a network they are approximations, best near the base, so the base should have
+    learned the task already from a few rows.
     """
     names = [f"site {i + 1}" for i in range(len(sites))] if names is None else list(names)
     if len(sites) < 2 or len(names) != len(sites) or len(set(names)) != len(names):
@@ -74,10 +79,24 @@ def _refuse_shared_rows(one: _Part, other: _Part, base: _Part) -> None:
         raise EvclError(f"{what}, which would count twice: leave one of them out")
 
 
+def _diagonal(learner: Learner) -> Learner:
+    """The learner with a diagonal posterior, which alone is merged; itself if it has one."""
+    run = learner.state.run
+    if run.settings.get("posterior") != "kronecker" or not isinstance(run.memory, Memory):
+        return learner
+    made = copy.deepcopy(learner)
+    run, given = made.state.run, {"posterior": "diagonal", "strength": "auto"}
+    made.settings = Settings({**made.settings, **given})
+    run.memory = without_matrices(run.memory, run.network)
+    run.settings = run.settled(Settings({**run.settings, **given}))
+    return made
+
+
 class _Part:
     """The base or a site."""
 
     def __init__(self, name: str, learner: Learner) -> None:
+        learner = _diagonal(learner)
         self.name, self.session, self.records = name, learner.state.session, list(learner.state.records)
         self.description, self.tensors = learner.described()
         run = learner.state.run

@@ -15,6 +15,7 @@ from evcl.methods.memory import per_head, per_layer, per_weight
 from evcl.methods.method import Fitted, Round, Tracker, more_rows
 from evcl.methods.terms import Number, Spring, Springs, Term
 from evcl.nn import Gaussian
+from evcl.posterior.kronecker import Factors, with_inputs
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Memory:
     used: Tensor = per_weight(low=0, high=1, merge="max")  # 1 for weights that an earlier task used, otherwise 0
     rows: dict[int, Tensor] = per_head(merge="sum")  # [R, 1]: number of rows it has learned from
     beta: dict[int, Tensor] = per_head(merge="mean")  # used by EVCL, as in VCL's memory
-    factors: dict[str, tuple[Tensor, Tensor]] = per_layer()  # with importance=kfac, see kronecker.py
+    factors: Factors = per_layer(with_inputs)  # with importance=kfac, see kronecker.py
 
     def units(self) -> dict[int, Tensor]:
         """What the precision of each head, and of the trunk, is divided by: see `evcl.merge`."""

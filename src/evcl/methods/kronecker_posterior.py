@@ -37,7 +37,7 @@ from evcl.methods.method import Fit, Learned, Learning, Method, Past, Round
 from evcl.methods.parts import Rules, rule
 from evcl.methods.terms import Number
 from evcl.nn import BayesianNetwork, Gaussian, head_names
-from evcl.posterior.kronecker import Factors, KroneckerGaussian
+from evcl.posterior.kronecker import Factors, KroneckerGaussian, diagonals
 from evcl.targets import Likelihood
 
 MAX_AUTO_SIDE = 1024  # posterior=auto: the largest matrix, whose eigenvectors take half a second on one core
@@ -135,6 +135,14 @@ def structure(memory: Memory, network: BayesianNetwork, s: Settings) -> Kronecke
         return None
     beta: Mapping[int, Any] = memory.beta or {TRUNK_KEY: s.tempering}
     return replace(belief(memory, network, s, beta), mean=network.posterior.mean)
+
+
+def without_matrices(memory: Memory, network: BayesianNetwork) -> Memory:
+    """The memory with the diagonals of its matrices alone."""
+    known, diagonal = blocks(network, network.layout), memory.importance.clone()
+    for key, pair in memory.factors.items():
+        known[key].add(network.layout, diagonal, diagonals(*pair))
+    return replace(memory, importance=diagonal, factors={})
 
 
 def belief(

@@ -167,6 +167,8 @@ def with_inputs(memory: M, count: int) -> M:
             if any(task.x.dim() != 3 for task in value):
                 raise EvclError("its examples are not rows of numbers")
             values[name] = tuple(replace(task, x=pad(task.x, (0, count))) for task in value)
+        elif isinstance(how, ByKey) and how.widened is not None:
+            values[name] = how.widened(value, count)
         elif isinstance(how, Another) or (isinstance(how, ByKey) and how.inputs and value):
             raise EvclError(f"what it remembers as {name!r} depends on the number of inputs")
     return replace(memory, **values)  # type: ignore[type-var]

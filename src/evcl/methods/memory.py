@@ -63,6 +63,7 @@ class ByKey(NamedTuple):
     key: type
     inputs: bool = False
     merge: Merge = ""
+    widened: Callable[[Any, int], Any] | None = None
 
 
 class KeptExamples(NamedTuple):
@@ -93,9 +94,11 @@ def per_weight(
     return field(default=None, metadata={HOW: PerWeight(kind, start, low, high, merge, decay)})
 
 
-def per_layer() -> Any:
-    """A dict from weight names to tensors [R, ...], such as factors of the curvature."""
-    return field(default_factory=dict, metadata={HOW: ByKey(str, inputs=True)})
+def per_layer(widened: Callable[[Any, int], Any] | None = None) -> Any:
+    """A dict from weight names to tensors [R, ...], such as factors of the curvature. `widened`: (the dict, count) ->
+    the dict for a network with this many more inputs, which were 0 in all rows so far.
+    """
+    return field(default_factory=dict, metadata={HOW: ByKey(str, inputs=True, widened=widened)})
 
 
 def per_task(inputs: bool = False) -> Any:

@@ -193,7 +193,7 @@ class KroneckerGaussian:
 
     def precision(self) -> Tensor:
         """[R, P]: the diagonal of the precision."""
-        return self.mapped(self.rest.clone(), lambda key, d: _diagonals(*self.factors[key]), self.mean)
+        return self.mapped(self.rest.clone(), lambda key, d: diagonals(*self.factors[key]), self.mean)
 
     def views(self) -> dict[str, Gaussian]:
         """The marginals of the weights of each name, [R, *shape]."""
@@ -268,9 +268,21 @@ class KroneckerGaussian:
         return torch.where(rest > 0, 1 / rest, 0.0)
 
 
-def _diagonals(a: Tensor, g: Tensor) -> Tensor:
+def diagonals(a: Tensor, g: Tensor) -> Tensor:
     """[R, o, i]: the diagonal of sum_k G_k (x) A_k."""
     return diagonal(g).mT @ (a if a.dim() == 3 else diagonal(a))
+
+
+def with_inputs(factors: Factors, count: int) -> Factors:
+    """The factors of a network whose first layer, with a bias, has this many more inputs, all 0 so far."""
+    widened = dict(factors)
+    for key, (a, g) in list(factors.items())[:1]:
+        old = a.shape[-1] - 1
+        at = torch.tensor([*range(old), old + count], device=a.device)  # the bias stays the last
+        wide = a.new_zeros(*a.shape[:2], old + count + 1, old + count + 1)
+        wide[:, :, at.unsqueeze(1), at] = a
+        widened[key] = wide, g
+    return widened
 
 
 def times(a: Tensor, g: Tensor, d: Tensor) -> Tensor:
