@@ -182,7 +182,9 @@ def test_callbacks_are_told_in_order_and_looking_on_changes_nothing():
 
 def test_a_callback_that_returns_true_ends_the_task_and_the_others_are_told():
     log = []
-    learner, other = (small(lr_schedule="constant") for _ in range(2))  # the others depend on how many epochs there are
+    learner, other = (
+        small(lr_schedule="constant", std_rate=0.5) for _ in range(2)
+    )  # the others depend on how many epochs there are
     stop = Heard(log, "a", at=("end", 2), do=lambda: True)
     learner.learn((X, Y), task="first", callbacks=[stop, Heard(log, "b")])
     other.learn((X, Y), task="first", epochs=2)
