@@ -50,11 +50,11 @@ CASES = {
     "ewc": ("ewc", mlp, F32, {}),
     "ewc in float64": ("ewc", mlp, F64, {}),
     "evcl": ("evcl", mlp, F32, {"std_rate": 0.01}),
-    "evcl in float64": ("evcl", mlp, F64, {"fisher_draws": 2, "fisher_scale": "task"}),
+    "evcl in float64": ("evcl", mlp, F64, {"posterior": "diagonal", "fisher_draws": 2, "fisher_scale": "task"}),
     "noise handed in": ("evcl", mlp, F32, {"std_rate": 0.01}),
     "layers": ("evcl", layers, F64, {}),
     "positions": ("evcl", positions, F64, {}),
-    "sampled": ("evcl", mlp, F64, {"fisher": "sampled", "fisher_draws": 2}),
+    "sampled": ("evcl", mlp, F64, {"posterior": "diagonal", "fisher": "sampled", "fisher_draws": 2}),
     "coresets": ("evcl", mlp, F64, {"coreset": "kcenter", "coreset_size": 5}),
     "stopped": ("evcl", mlp, F64, {"stop_nll": 0.69, "epochs": 20}),
 }

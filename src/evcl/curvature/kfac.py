@@ -134,8 +134,9 @@ def kfac(
     if isinstance(spread, Tensor) or spread > 0:
         add_neighbours(sums.parts, seen, spread)
     if sample.ranks is not None:
-        for tensor in sums.tensors():
-            sample.ranks.sum_(tensor)
+        whole = sample.ranks.sum_(torch.cat([tensor.flatten() for tensor in sums.tensors()]))
+        for tensor, part in zip(sums.tensors(), whole.split([t.numel() for t in sums.tensors()]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
     factors, diagonal = sums.mean(sample.x.shape[1])
     used = {key: pair for key, pair in factors.items() if bool(sums.each[key].rows.any())}
     for key, (a, g) in used.items():

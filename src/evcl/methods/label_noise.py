@@ -33,7 +33,7 @@ from evcl.methods.parts import Rules, rule
 from evcl.nn import outputs
 
 NOISE_ROWS = 500  # maximum number of rows that the noise is estimated from
-MIN_BETA = 1e-4  # labels without any noise: with 0, there is no posterior
+MIN_BETA = 1e-3  # labels without any noise: with 0, there is no posterior
 RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # as fractions of the mean of the kernel's diagonal; r is that of the best
 
 
@@ -81,6 +81,6 @@ def label_noise(task: TaskData, round_: Round) -> Tensor:
 def unexplained(x: Tensor, labels: Tensor) -> Tensor:
     """[R]: r, for labels [R, n, C] and inputs [R, n, D]."""
     each = [(labels - left_out(x, labels, ridge)).square().sum((1, 2)) for ridge in RIDGES]
-    total = (labels - labels.mean(1, keepdim=True)).square().sum((1, 2)).clamp_min(1e-12)
-    share: Tensor = torch.stack(each).amin(0) / total
-    return share.clamp(max=1.0)
+    total = (labels - labels.mean(1, keepdim=True)).square().sum((1, 2))
+    share: Tensor = torch.stack(each).amin(0) / total.clamp_min(1e-12)
+    return torch.where(total > 0, share.clamp(max=1.0), 1.0)  # labels that are all the same tell nothing
