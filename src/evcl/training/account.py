@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from evcl.curvature import Sample
 
 HEAD = 2**40  # the distance between the places of two heads
-SKETCH = 1024  # entries of a Fisher that are kept
+SKETCH = 256  # entries of a Fisher that are kept
 FISHERS, PLACES = "fishers", "places"  # in a file, beside the numbers of heads
 MAX_TASKS = 20  # tasks that are told apart; of more, the oldest count as one
 MEASURED_OUTPUTS, MIN_ROWS = 2560, 16  # outputs differentiated per measurement, and rows at least
