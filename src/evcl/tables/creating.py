@@ -61,6 +61,7 @@ def create(source: Source, asked: Learning) -> tuple[Model, Rows]:
     about: Json = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
     given = {"posterior": "diagonal", **given} if "posterior" in resolved else given  # tables get new columns
     learner = Learner(mlp(encoder.inputs, hidden), method, **about, **given)
+    learner.state.run.account = None  # a month adds little to the file
     made = Model(encoder, None if source.images else target, drop=tuple(asked.drop), learner=learner)
     made.missing, made.kind_given = asked.dialect.missing, asked.kind is not None
     return made, rows

@@ -215,7 +215,7 @@ class Fitting:
         return Settings({**s, **rates})
 
     def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> list[dict[str, object]]:
-        """For each replica, what the settings that are "auto" are in this fit, in six digits: a number, or a number for
+        """For each replica, what the settings that are "auto" are in this fit, in four digits: a number, or a number for
         each name of weights.
         """
         auto = {name for name, value in self.run.settings.items() if isinstance(value, str) and value == "auto"}
@@ -226,7 +226,11 @@ class Fitting:
         if "tempering" in auto and linear is not None:
             found["tempering"] = self.round.n * (linear.w * linear.c)[:, :1]
         network, heads = context.network, [task.head for task in self.round.tasks]
-        stds = {name: network.scales[name] for name in network.names_of(heads) if name in network.scales}
+        stds = {
+            name: network.scales[name]
+            for name in network.names_of(heads)
+            if name in network.scales and not name.endswith("bias")
+        }  # as their weights
         for name, share in (("prior_std", 1.0), ("init_std", INIT_SHARE)):
             if name in auto:
                 found[name] = {weight: share * std for weight, std in stds.items()}
@@ -236,7 +240,7 @@ class Fitting:
                 return value
             if isinstance(value, dict):
                 return {name: short(one, r) for name, one in value.items()}
-            return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.6g}")  # type: ignore[arg-type]
+            return float(f"{float(value[r % len(value)] if isinstance(value, Tensor) else value):.4g}")  # type: ignore[arg-type]
 
         return [{name: short(found[name], r) for name in sorted(found)} for r in range(len(self.run.seeds))]
 
