@@ -90,15 +90,18 @@ def compared(rows: dict[str, list[Line]], columns: Sequence[str]) -> str:
 
 
 def streams(name: str) -> str:
-    """Accuracy on random streams; points below `joint` with their deviation, and on the worst stream."""
-    accuracy = json.loads((RESULTS / "laws" / f"{name}.json").read_text("utf-8"))["accuracy"]
+    """Accuracy on random streams: points below `joint` with their deviation, and on the worst stream; the mean NLL."""
+    found = json.loads((RESULTS / "laws" / f"{name}.json").read_text("utf-8"))
+    accuracy, nll = found["accuracy"], found.get("nll", {})
     labels = dict.fromkeys(label for each in accuracy.values() for label in each if label != "joint")
     rows = []
     for label in labels:
-        cells = [f"`{label.partition(',')[0]}`, {'tuned' if ', tuned' in label else 'defaults'}"]
-        for each in accuracy.values():
+        method, _, how = label.partition(", ")
+        cells = [f"`{method}`, {how or 'defaults'}"]
+        for data, each in accuracy.items():
             below = [j - a for j, a in zip(each["joint"], each[label], strict=True)] if label in each else []
-            cells.append(f"{mean(below):.2f} ± {stdev(below):.2f} ({max(below):.2f})" if below else "-")
+            of = f"; {mean(nll[data][label]):.3f}" if data in nll else ""
+            cells.append(f"{mean(below):.2f} ± {stdev(below):.2f} ({max(below):.2f}){of}" if below else "-")
         rows.append(cells)
     return table(["points below joint", *(STREAMS[data] for data in accuracy)], rows)
 
