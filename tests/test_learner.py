@@ -447,7 +447,7 @@ def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, mess
         ({"method": "evlc"}, "unknown method 'evlc'; did you mean 'evcl'?"),
         ({"strenght": 1}, "unknown setting of evcl 'strenght'; did you mean 'strength'?"),
         ({"method": "naive", "strength": 1}, "unknown setting of naive 'strength'"),
-        ({"strength": -1}, "strength must be a finite number of at least 0 and at most 1e+12, not -1"),
+        ({"strength": -1}, "strength must be a finite number of at least 0 and at most 1e+12, or auto, not -1"),
         ({"strength": float("nan")}, "strength must be"),
         ({"lr": float("inf")}, "lr must be"),
         ({"lr": 0}, "lr must be a finite number above 0"),

@@ -274,8 +274,9 @@ def test_a_learning_rate_that_falls_is_reported():
 def test_the_terms_are_those_of_the_equations(make):
     """The KL and the elastic term of the last epoch, from what is remembered before and after the task."""
     learner = small(
-        make(), dtype=torch.float64, strength=7.0, tempering=0.3, fisher_floor=0.01, fisher_scale="none", distill=0
-    )
+        make(), dtype=torch.float64, posterior="diagonal", strength=7.0, tempering=0.3, fisher_floor=0.01,
+        fisher_scale="none", distill=0,
+    )  # fmt: skip
     learner.learn((X, Y), task="old")
     before = state(learner)
     learner.learn(clouds(seed=1), "second", "old")

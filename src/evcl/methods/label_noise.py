@@ -82,5 +82,5 @@ def unexplained(x: Tensor, labels: Tensor) -> Tensor:
     """[R]: r, for labels [R, n, C] and inputs [R, n, D]."""
     each = [(labels - left_out(x, labels, ridge)).square().sum((1, 2)) for ridge in RIDGES]
     total = (labels - labels.mean(1, keepdim=True)).square().sum((1, 2))
-    share: Tensor = torch.stack(each).amin(0) / total.clamp_min(1e-12)
-    return torch.where(total > 0, share.clamp(max=1.0), 1.0)  # labels that are all the same tell nothing
+    share: Tensor = torch.fmin(torch.stack(each).amin(0), total) / total.clamp_min(1e-12)  # overflow explains nothing
+    return share
