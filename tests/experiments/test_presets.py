@@ -106,7 +106,7 @@ def test_a_preset_leaves_a_method_what_its_name_says(method, name):
     """A table for all methods must not switch off what one of them is about."""
     known = METHODS[method].known_settings
     found = {key: setting.default for key, setting in known.items()} | preset(name, "split-mnist", METHODS[method])
-    assert ("kfac" == found.get("importance") or "kronecker" == found.get("posterior")) == method.startswith("kfac-")
+    assert (found.get("importance") == "kfac" or found.get("posterior") == "kronecker") == method.startswith("kfac-")
     assert found["film"] == method.endswith("-film")
     if method in ("vogn", "ivon"):  # its momentum is not that of SGD
         assert found["momentum"] == known["momentum"].default > 0
