@@ -145,7 +145,7 @@ def test_the_defaults_in_the_documents_are_the_codes():
     text = (DOCS / "methods" / "settings.md").read_text("utf-8")
     found = {}
     for names, defaults in table_after(text, "| setting | default |"):
-        found |= dict(zip(re.findall(r"`(\w+)`", names), defaults.replace("`", "").split(", "), strict=True))
+        found |= dict(zip(re.findall(r"`([\w.]+)`", names), defaults.replace("`", "").split(", "), strict=True))
     settings = {**METHODS["evcl"].known_settings, "validation": VALIDATION}
     assert found.keys() == settings.keys()
     for name, setting in settings.items():

@@ -32,6 +32,7 @@ def test_a_run_writes_the_same_keys_in_the_same_order(tmp_path):
         "forget",
         "forget.significance",
         "forget.ridge",
+        "tempering.noise",
         "rules",
         "parts",
         "optimizer",

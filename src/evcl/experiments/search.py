@@ -66,6 +66,7 @@ from msgspec.structs import replace as replaced
 from evcl._core.bounds import MOST_CELLS, MOST_RESULT_BYTES, MOST_TRIALS
 from evcl._core.errors import EvclError, brief
 from evcl._core.files import in_lines, parsed, read_text, write_atomically
+from evcl._core.settings import RENAMED, renamed
 from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.experiments.config import MOST_SEEDS, Config, configure, where
 from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
@@ -307,7 +308,8 @@ def best_trial(found: Found, method: str) -> Trial:
 
 def _asked(search: Search) -> dict[str, object]:
     """The description of a search in its result file."""
-    spaces = {method: each[0] if len(each) == 1 else list(each) for method, each in search.spaces.items()}
+    named = {method: [renamed(space) for space in each] for method, each in search.spaces.items()}
+    spaces = {method: each[0] if len(each) == 1 else each for method, each in named.items()}
     spec = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
     more = {"refine": search.refine, "after": [Path(name).name for name in search.after], "confirm": search.confirm}
     more |= {"confirm_seeds": list(search.confirm_seeds)}
@@ -329,7 +331,10 @@ def write_found(path: Path, found: Found) -> None:
 def read_found(path: Path, search: Search) -> Found:
     """Read a result that `tune` wrote; raises if it is not a result of this search."""
     try:
-        result = dict(parsed(read_text(path, MOST_RESULT_BYTES)))
+        text = read_text(path, MOST_RESULT_BYTES)
+        for old, new in RENAMED.items():
+            text = text.replace(f'"{old}"', f'"{new}"')
+        result = dict(parsed(text))
         same = {key: result[key] for key in _asked(search)} == _asked(search)
         result["tried"], result["benchmark"]
     except (OSError, ValueError, KeyError, TypeError) as error:

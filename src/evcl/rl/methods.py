@@ -98,6 +98,8 @@ def _for_agents(found: Method) -> Method:
     HOST.check(found, Settings({name: setting.default for name, setting in known.items()}))
     if found.only_classes:
         raise HOST.refusal(found, "learns classes only")
+    if "posterior" in known and known["posterior"].default == "kronecker":
+        raise HOST.refusal(found, "has a matrix for each layer")
     own: dict[str, Setting | None] = {n: known[n] for n in known if n not in NOT_OURS}
     own |= {name: setting for name, setting in DIAGONAL.items() if name in known}
     if "fisher_scale" in known:
