@@ -215,7 +215,7 @@ class Fitting:
         return Settings({**s, **rates})
 
     def _resolved(self, s: Settings, fit: Fit, context: FitContext) -> list[dict[str, object]]:
-        """For each replica, what the settings that are "auto" are in this fit, in four digits: a number, or a number for
+        """For each replica, what the settings that are "auto" are in this fit, in four digits: a number, or one for
         each name of weights.
         """
         auto = {name for name, value in self.run.settings.items() if isinstance(value, str) and value == "auto"}
