@@ -346,7 +346,9 @@ def nll_of(learner, held):
 )
 def test_a_task_ends_with_the_weights_of_the_best_epoch(method, make):
     train, held = noisy(40, 0), noisy(200, 1)
-    options = {"epochs": 200, "lr": 0.03, "lr_schedule": "constant"} | ({"std_rate": 0.01, "posterior": "diagonal"} if method == "evcl" else {})
+    options = {"epochs": 200, "lr": 0.03, "lr_schedule": "constant"} | (
+        {"std_rate": 0.01, "posterior": "diagonal"} if method == "evcl" else {}
+    )
     learner = small(make(), method, **options)
     learner.learn(train, validation=held, patience=5)
     nll = [epoch.validation_nll for epoch in learner.history["0"]]
