@@ -76,8 +76,8 @@ class Block(NamedTuple):
 
 class Root(NamedTuple):
     """The inverse of one product, or of the sum of two, is (L (x) R) diag(1 / scale) (L (x) R)^T: L [R, o, o]; R
-    [R, i, i], or [R, i] if it is diagonal; scale [R, o, i], or None if it is 1. Of a sum, L and R have eigenvectors as a
-    factor, U and V (None: a diagonal R), which rounding may turn: draws are made so that they do not depend on them.
+    [R, i, i], or [R, i] if it is diagonal; scale [R, o, i], or None if it is 1. Of a sum, L and R have eigenvectors U
+    and V as factors (None: a diagonal R), which rounding may turn; draws do not depend on them.
     """
 
     left: Tensor
