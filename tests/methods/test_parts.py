@@ -157,19 +157,19 @@ def test_an_old_name_still_works_and_says_what_to_use():
     assert learner.settings["distill.temperature"] == learner.settings["distill_temperature"] == 3
 
 
-def learned(then=1, **settings):
-    """The means after rows were learned with labels by one input, and again by this many."""
+def learned(second=0.0, **settings):
+    """The means after rows were learned, and again with labels that depend on the second input too."""
     learner = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=20, **settings)
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    for name, inputs in (("one", 1), ("two", then)):
-        learner.learn((x, (x[:, :inputs].sum(1) > 0).long()), name, "new" if name == "one" else "one")
+    for name, w in (("one", 0.0), ("two", second)):
+        learner.learn((x, (x[:, 0] + w * x[:, 1] > 0).long()), name, "new" if name == "one" else "one")
     return learner.state.run.network.posterior.mean
 
 
 def test_a_rule_changes_what_is_learned():
     usual = learned()
     assert not torch.equal(usual, learned(**{"distill.temperature": 8.0}))
-    assert not torch.equal(learned(2), learned(2, forget=False))
+    assert not torch.equal(learned(0.3), learned(0.3, forget=False))
 
 
 # --- what is said of parts --------------------------------------------------------------------------------------------

@@ -347,8 +347,8 @@ def test_a_domain_adds_a_softmax_and_the_likelihoods_of_its_classes():
         sizes.append(sum(t.numel() for t in learner.state.run.tensors().values()))
     width = learner.state.run.memory.classes.classes[0].shape[2]
     weights, per_weight = 10 * (10 + 1), len(("mean", "log_std", "prior mean", "prior log_std", "importance", "used"))
-    rows_and_beta = 2
-    assert set(np.diff(sizes)) == {per_weight * weights + 10 * width + rows_and_beta}
+    rows_and_beta, factors = 2, (10 + 1) ** 2 + 10**2
+    assert set(np.diff(sizes)) == {per_weight * weights + factors + 10 * width + rows_and_beta}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
