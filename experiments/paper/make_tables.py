@@ -100,7 +100,7 @@ def streams(name: str) -> str:
         cells = [f"`{method}`, {how or 'defaults'}"]
         for data, each in accuracy.items():
             below = [j - a for j, a in zip(each["joint"], each[label], strict=True)] if label in each else []
-            of = f"; {mean(nll[data][label]):.3f}" if data in nll else ""
+            of = f"; {mean(nll[data][label]):.3f}" if label in nll.get(data, {}) else ""
             cells.append(f"{mean(below):.2f} ± {stdev(below):.2f} ({max(below):.2f}){of}" if below else "-")
         rows.append(cells)
     return table(["points below joint", *(STREAMS[data] for data in accuracy)], rows)
