@@ -227,7 +227,8 @@ USAGE = {  # wrong words, and what is said of them
     "run split-digits --preset tund": "unknown preset 'tund'; did you mean 'tuned'?",
     "run split-digits --set strenght=1": "unknown setting of evcl 'strenght'; did you mean 'strength'?",
     "run split-digits --set strength": "--set takes name=value, not 'strength'",
-    "run split-digits --set strength=-1": "strength must be a finite number of at least 0 and at most 1e+12, not '-1'",
+    "run split-digits --set strength=-1": "strength must be a finite number of at least 0 and at most 1e+12, or auto, "
+    "not '-1'",
     "run split-digits --set strength=nan": "strength must be a finite number",
     "run split-digits --set lr=1 --set lr=2": "--set lr is given twice",
     "run split-digits --epochs 2 --set epochs=3": "cannot be used together",
@@ -454,7 +455,7 @@ def test_list_shows_the_settings_of_a_method(evcl):
     default = evcl("list", "settings")[1]
     assert default.startswith("evcl: ")
     for line in (
-        r"strength +3\.0 +>= 0, <= 1e\+12 +lambda, ",
+        r"strength +auto +>= 0, <= 1e\+12, or auto +lambda, ",
         r"fisher +exact +exact, sampled, empirical ",
         r"memory +0 ",
     ):

@@ -52,7 +52,8 @@ def test_it_is_what_is_mutated_here(saved, tmp_path):
     gaussian = {"gaussian": ["tensor", "tensor"]}
     rows, beta = ({"dict": [[k, "tensor"] for k in keys]} for keys in ((0, 1), (-1, 0, 1)))
     inner = {"prior": gaussian, "importance": "tensor", "used": "tensor", "rows": rows, "beta": beta}
-    inner["factors"] = {"dict": []}  # of importance=kfac alone
+    factors = {"dict": [[f"{layer}.weight", ["tensor", "tensor"]] for layer in ("1", "head 0", "head 1")]}
+    inner["factors"] = factors
     inner["classes"] = {"fields": {"classes": {"dict": []}, "common": {"dict": []}}}  # without a coreset alone
     second = {"examples": {**example["examples"], "head": 1, "task": 1}}
     outline = {"fields": {"inner": {"fields": inner}, "kept": [example, second], "tuned": gaussian}}

@@ -109,7 +109,7 @@ def test_kept_draws_follow_the_posterior():
     assert not np.allclose(learner.predict_proba(x), before)
     learner.learn((x, 1 - y), head="0")
     run = learner.state.run
-    fresh = predict.weight_draws(run.network, run.network.posterior, run.seeds, run.settings.predict_samples, [0])
+    fresh = predict.weight_draws(run.network, run.structured, run.seeds, run.settings.predict_samples, [0])
     assert all(torch.equal(a, b) for a, b in zip(run.draws([0]), fresh, strict=True))
 
 
@@ -236,7 +236,7 @@ def test_a_saved_file_holds_no_code_and_everything_else(saved):
         "memory/used", "memory/classes/classes/0", "memory/classes/classes/1", "memory/classes/common/centre",
         "memory/classes/common/scale", "memory/classes/common/scatter", "memory/classes/common/nll",
         "memory/classes/common/squares", "memory/rows/0", "memory/rows/1", "memory/beta/-1", "memory/beta/0",
-        "memory/beta/1",
+        "memory/beta/1", *(f"memory/factors/{one}.weight/{k}" for one in ("1", "head 0", "head 1") for k in (0, 1)),
         "density.about", "density.mean", "density.variance", "density.rows", "density.low", "density.high",
     }  # fmt: skip
     with safe_open(path, framework="pt") as file:
@@ -447,7 +447,7 @@ def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, mess
         ({"method": "evlc"}, "unknown method 'evlc'; did you mean 'evcl'?"),
         ({"strenght": 1}, "unknown setting of evcl 'strenght'; did you mean 'strength'?"),
         ({"method": "naive", "strength": 1}, "unknown setting of naive 'strength'"),
-        ({"strength": -1}, "strength must be a finite number of at least 0 and at most 1e+12, not -1"),
+        ({"strength": -1}, "strength must be a finite number of at least 0 and at most 1e+12, or auto, not -1"),
         ({"strength": float("nan")}, "strength must be"),
         ({"lr": float("inf")}, "lr must be"),
         ({"lr": 0}, "lr must be a finite number above 0"),

@@ -98,7 +98,7 @@ def test_interrupted_after_the_last_step(tmp_path):
     with counted() as usual:
         whole.learn(blobs(1))
     before = bits(learner)
-    with pytest.raises(KeyboardInterrupt), signal_at("methods.importance.fisher", 1):
+    with pytest.raises(KeyboardInterrupt), signal_at("methods.kronecker.measured", 1):
         learner.learn(blobs(1), checkpoint=tmp_path / "c")
     assert bits(learner) == before
     assert newest(tmp_path / "c").description["learned"] is True

@@ -56,7 +56,7 @@ def test_a_line_per_epoch_reads_back(tmp_path):
         assert_same(row, epoch)
     assert [row["stage"] for row in rows] == 2 * (3 * ["task"] + 3 * ["coreset"])
     assert rows[0]["terms"].startswith("kl=")
-    assert "elastic=" in rows[0]["terms"]
+    assert "other=" not in rows[0]["terms"]
     assert rows[0]["validation_nll"] == ""
     assert 0 <= float(rows[6]["validation_accuracy"]) <= 1
 

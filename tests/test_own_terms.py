@@ -182,7 +182,8 @@ def test_callbacks_are_told_in_order_and_looking_on_changes_nothing():
 
 def test_a_callback_that_returns_true_ends_the_task_and_the_others_are_told():
     log = []
-    learner, other = (small(lr_schedule="constant") for _ in range(2))  # the others depend on how many epochs there are
+    given = {"lr_schedule": "constant", "std_rate": 0.01}  # by default they depend on how many epochs there are
+    learner, other = (small(**given) for _ in range(2))
     stop = Heard(log, "a", at=("end", 2), do=lambda: True)
     learner.learn((X, Y), task="first", callbacks=[stop, Heard(log, "b")])
     other.learn((X, Y), task="first", epochs=2)
@@ -272,8 +273,9 @@ def test_a_learning_rate_that_falls_is_reported():
 def test_the_terms_are_those_of_the_equations(make):
     """The KL and the elastic term of the last epoch, from what is remembered before and after the task."""
     learner = small(
-        make(), dtype=torch.float64, strength=7.0, tempering=0.3, fisher_floor=0.01, fisher_scale="none", distill=0
-    )
+        make(), dtype=torch.float64, posterior="diagonal", strength=7.0, tempering=0.3, fisher_floor=0.01,
+        fisher_scale="none", distill=0,
+    )  # fmt: skip
     learner.learn((X, Y), task="old")
     before = state(learner)
     learner.learn(clouds(seed=1), "second", "old")
@@ -344,7 +346,9 @@ def nll_of(learner, held):
 )
 def test_a_task_ends_with_the_weights_of_the_best_epoch(method, make):
     train, held = noisy(40, 0), noisy(200, 1)
-    options = {"epochs": 200, "lr": 0.03, "lr_schedule": "constant"} | ({"std_rate": 0.01} if method == "evcl" else {})
+    options = {"epochs": 200, "lr": 0.03, "lr_schedule": "constant"} | (
+        {"std_rate": 0.01, "posterior": "diagonal"} if method == "evcl" else {}
+    )
     learner = small(make(), method, **options)
     learner.learn(train, validation=held, patience=5)
     nll = [epoch.validation_nll for epoch in learner.history["0"]]
@@ -489,7 +493,7 @@ METRICS = ("loss", "nll", "kl", "elastic", "lr", "validation_nll", "validation_a
 
 
 def test_every_metric_is_written_for_tensorboard():
-    writer, learner = Writer(), small(epochs=2, distill=0)
+    writer, learner = Writer(), small(epochs=2, distill=0, posterior="diagonal")
     callback = TensorBoard("nowhere", writer=writer)
     learner.learn((X, Y), task="a", callbacks=[callback], validation=0.2)
     learner.learn((X, Y), task="b", callbacks=[callback])

@@ -178,8 +178,9 @@ def test_the_elbo_of_a_first_task():
 def test_what_auto_was_is_in_the_record():
     learner = logistic("evcl")
     found = learner.card()["tasks"][0]["resolved"]
-    assert found.keys() == {"tempering", "lr", "std_rate", "init_std", "prior_std"}
-    assert 0.001 <= found["tempering"] <= 0.03
+    assert found.keys() == {"posterior", "strength", "tempering", "lr", "std_rate", "init_std", "prior_std"}
+    assert 0.03 <= found["tempering"] <= 0.1
+    assert (found["posterior"], found["strength"]) == ("diagonal", 3.0)  # its only layer, the head, comes with the task
     first = learner.posterior["head 0.weight"].first.std()
     assert found["prior_std"]["head 0.weight"] == pytest.approx(float(first[0, 0]), rel=1e-5)
     assert learner.settings["tempering"] == "auto"

@@ -79,7 +79,7 @@ def test_point_weights_have_no_draws():
 
 
 def test_the_density_of_weights():
-    posterior = learned().posterior
+    posterior = learned(posterior="diagonal").posterior
     weights = posterior.draw(3, seed=1)
     each = [torch.distributions.Normal(one.mean, one.std).log_prob(weights[name]) for name, one in posterior.items()]
     wanted = sum(one.flatten(1).sum(1) for one in each)

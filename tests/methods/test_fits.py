@@ -436,7 +436,8 @@ def terms_of(run, one, **given):
 @pytest.mark.parametrize("name", ["evcl", "vcl", "ewc"])
 @pytest.mark.parametrize("per_replica", [False, True])
 def test_the_closed_form_is_autograds(name, per_replica, generator):
-    run = learned(name, TASKS[:1], replicas=3, **({"fisher_floor": 0.3} if name != "vcl" else {}))
+    own = {"vcl": {}, "ewc": {"fisher_floor": 0.3}, "evcl": {"fisher_floor": 0.3, "posterior": "diagonal"}}[name]
+    run = learned(name, TASKS[:1], replicas=3, **own)
     own = {"strength", "tempering", "fisher_floor"} & run.settings.keys() if per_replica else ()
     given = {setting: torch.tensor([[1.0], [10.0], [0.1]], dtype=F64) for setting in own}
     q = run.network.posterior.map(lambda t: t + torch.randn(t.shape, generator=generator, dtype=F64))
@@ -468,7 +469,7 @@ def test_two_centres_meet_at_the_weighted_mean():
 
 
 def test_without_strength_evcl_is_vcl_and_with_it_it_is_not():
-    bare = {"fisher_floor": 0.0, "distill": 0.0, "one_softmax": True}
+    bare = {"posterior": "diagonal", "fisher_floor": 0.0, "distill": 0.0, "one_softmax": True}
     cases = ("vcl", {}), ("evcl", {**bare, "strength": 0.0}), ("evcl", {**bare, "strength": 1.0})
     vcl, none, some = (learned(method, TASKS, **given).network.posterior for method, given in cases)
     assert torch.equal(vcl.mean, none.mean)
@@ -480,7 +481,7 @@ def test_without_strength_evcl_is_vcl_and_with_it_it_is_not():
 @pytest.mark.parametrize("name", ["evcl", "ewc"])
 def test_a_pull_over_the_examples_is_that_of_so_much_smaller_a_strength(name):
     """Both the Fisher's part and the floor's."""
-    run = learned(name, TASKS[:1])
+    run = learned(name, TASKS[:1], **({"posterior": "diagonal"} if name == "evcl" else {}))
 
     def importance(n, **given):
         terms = terms_of(run, small_runs.task(1, 1, n), **{"fisher_scale": "task", **given})

@@ -233,7 +233,7 @@ def test_kfac_ewc_is_what_plain_torch_makes_of_its_equations():
 
 def test_kfac_evcl_s_gradient_is_autograd_s(generator):
     """Of all its terms together, as a step adds them; each replica has its own strength."""
-    run = made("kfac-evcl", replicas=2, fisher_floor=0.1)
+    run = made("evcl", importance="kfac", replicas=2, fisher_floor=0.1)
     run.learn([data(0)])
     posterior, layout = run.network.posterior, run.network.layout
     s = Settings({**run.settings, "strength": torch.tensor([[0.5], [4.0]], dtype=F64)})
@@ -253,7 +253,7 @@ def test_kfac_evcl_s_gradient_is_autograd_s(generator):
 def test_the_kl_leaves_means_that_have_factors_to_them():
     """By its default, and no others: a norm has none."""
     network = nn.Sequential(nn.utils.skip_init(nn.Linear, 5, 4), nn.LayerNorm(4), nn.ReLU())
-    run = made("kfac-evcl", network=network, distill=0.0, tempering=0.1)
+    run = made("evcl", importance="kfac", network=network, distill=0.0, tempering=0.1)
     layout, every = run.network.layout, run.network.posterior.mean.shape
     for number in range(2):
         springs = small_runs.first_fit(run, [data(number)]).terms[0].springs()
@@ -264,11 +264,14 @@ def test_the_kl_leaves_means_that_have_factors_to_them():
         run.learn([data(number)])
 
 
-@pytest.mark.parametrize(("plain", "factored"), [("ewc", "kfac-ewc"), ("evcl", "kfac-evcl")])
-def test_kfac_is_a_choice_of_importance(plain, factored):
-    """`importance=kfac` and the strength of the other method give the other method."""
+@pytest.mark.parametrize(
+    ("plain", "factored", "choice"),
+    [("ewc", "kfac-ewc", {"importance": "kfac"}), ("evcl", "kfac-evcl", {"posterior": "kronecker"})],
+)
+def test_a_method_with_factors_is_a_choice_of_settings(plain, factored, choice):
+    """The choice and the strength of the other method give the other method."""
     tasks, given = [data(0), data(1)], {"hidden": (4,), "heads": (3, 3)}
-    one = learned(plain, tasks, importance="kfac", strength=1.0, **given)
+    one = learned(plain, tasks, strength=1.0, **choice, **given)
     other = learned(factored, tasks, fisher_temperature=float(one.settings.fisher_temperature), **given)
     assert torch.equal(one.network.posterior.mean, other.network.posterior.mean)
 

@@ -88,7 +88,7 @@ def test_importance_is_the_curvature_of_all_rows(kind, method):
     network = Reader() if kind == "next-token" else evcl.nn.mlp(INPUTS, [6])
     if kind == "energy":
         network = nn.Sequential(network, quietly(lambda: nn.Linear(6, 2)))
-    given = {"likelihood": kind.split(",")[0], **given}
+    given = {"likelihood": kind.split(",")[0], **({"posterior": "diagonal"} if method == "evcl" else {}), **given}
     learner = evcl.Learner(network.double(), method, strength=1.0, fisher_spread=0.0, **given)
     learner.learn(x, y, epochs=3)
     run = learner.state.run

@@ -37,7 +37,7 @@ ALLOWED = {
     "a sample of rows, heads, classes, domains or draws bounds time": {
         *("AGREEMENT_ROWS", "TEACHER_DRAWS", "MAX_DISTILLED_HEADS", "COMPARED_ROWS", "FOLDS", "MAX_HELD"),
         *("MAX_RIVALS", "MIN_TRIAL_ROWS", "MAX_ROWS_TESTED", "MOST_DOMAINS", "CHUNK_NUMBERS", "CHUNK_ROWS"),
-        *("SETTLING_EXAMPLES", "MAX_ITERATIONS", "MAX_ROWS_ALL_TRIED", "MAX_TRIAL_ROWS"),
+        *("NOISE_ROWS", "SETTLING_EXAMPLES", "MAX_ITERATIONS", "MAX_ROWS_ALL_TRIED", "MAX_TRIAL_ROWS"),
     },
     "memory": {
         *(
@@ -92,8 +92,7 @@ ALLOWED = {
     "a quantile": {"NORMAL_975"},
     "derived from another constant": {"MIN_IMAGE_SIDE", "NEWEST"},
 }
-FORGET = {"forget.significance": 2.0, "forget.ridge": 0.1}
-LABEL_NOISE = {"methods/label_noise.py", "targets/likelihood.py"}  # tempering=auto, a rule with constants of its own
+FORGET, NOISE = {"forget.significance": 2.0, "forget.ridge": 0.1}, {"tempering.noise": 0.1}
 
 
 def default_evcl():
@@ -125,7 +124,7 @@ def test_every_number_that_changes_a_result_is_listed():
     allowed = {name for names in ALLOWED.values() for name in names}
     missing, files = [], {path.relative_to(SOURCE).as_posix(): path for path in default_evcl()}
     for name, path in files.items():
-        if not name.startswith(BOUNDS) and name not in LABEL_NOISE:
+        if not name.startswith(BOUNDS):
             first = {}
             for one in numbers(path):
                 first.setdefault(one, name)
@@ -158,19 +157,19 @@ def test_an_old_name_still_works_and_says_what_to_use():
     assert learner.settings["distill.temperature"] == learner.settings["distill_temperature"] == 3
 
 
-def learned(**settings):
-    """The means after the same rows were learned twice."""
+def learned(second=0.0, **settings):
+    """The means after rows were learned, and again with labels that depend on the second input too."""
     learner = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=20, **settings)
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    for name in ("one", "two"):
-        learner.learn((x, (x[:, 0] > 0).long()), name, "new" if name == "one" else "one")
+    for name, w in (("one", 0.0), ("two", second)):
+        learner.learn((x, (x[:, 0] + w * x[:, 1] > 0).long()), name, "new" if name == "one" else "one")
     return learner.state.run.network.posterior.mean
 
 
 def test_a_rule_changes_what_is_learned():
     usual = learned()
     assert not torch.equal(usual, learned(**{"distill.temperature": 8.0}))
-    assert not torch.equal(usual, learned(forget=False))
+    assert not torch.equal(learned(0.3), learned(0.3, forget=False))
 
 
 # --- what is said of parts --------------------------------------------------------------------------------------------
@@ -184,7 +183,7 @@ def named(method="evcl", **settings):
 def test_a_result_names_the_parts_and_rules_in_force(tmp_path):
     found = read_result(write_result(tmp_path, named(**{"distill.temperature": 3.0})))
     assert found.parts == ["tempering", "distillation", "forgetting", "task inference"]
-    assert found.rules == {"distill.temperature": 3.0, **FORGET, "infer.varied": 0.1, "infer.known": 0.5}
+    assert found.rules == {"distill.temperature": 3.0, **FORGET, "infer.varied": 0.1, "infer.known": 0.5, **NOISE}
     alone = json.loads(write_result(tmp_path / "alone", named(distill=0, one_softmax=True, tempering=1)).read_text())
     assert not alone.keys() & {"parts", "rules"}
 
@@ -217,7 +216,7 @@ def test_the_card_of_a_model_file_has_them(tmp_path):
     learner.save(tmp_path / "m")
     card = read_card(tmp_path / "m")
     assert card["parts"] == ["tempering", "distillation", "forgetting"]
-    assert card["rules"] == {"distill.temperature": 2.0, **FORGET}
+    assert card["rules"] == {"distill.temperature": 2.0, **FORGET, **NOISE}
 
 
 # --- a part of one's own ----------------------------------------------------------------------------------------------

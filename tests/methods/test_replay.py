@@ -135,6 +135,7 @@ def replayed(alpha, memory, earlier=1, **given):
     variance 1.
     """
     options = {"tempering": BETA, "strength": 0.0, "replay_share": alpha, "memory": memory, "one_softmax": True}
+    options |= {"posterior": "diagonal"}
     run = run_of("evcl-er", prior_std=0.8, epochs=1, **{"distill.temperature": WARM}, **options, **given)
     for k in range(earlier):
         run.learn([numbered(k)])
@@ -319,10 +320,10 @@ def test_a_class_that_is_new_in_a_head_has_probability_0_at_old_inputs():
 
 
 def test_the_elastic_term_loses_the_same_share():
-    run = run_of("evcl-er", memory=10, replay_share=0.25)
+    run = run_of("evcl-er", memory=10, replay_share=0.25, posterior="diagonal")
     run.learn([task(0, 0)])
     fit = first_fit(run, [task(1, 1)])
-    alone = run_of("evcl-er", memory=10, replay_share=0.0)
+    alone = run_of("evcl-er", memory=10, replay_share=0.0, posterior="diagonal")
     alone.load_tensors(run.tensors(), run.outline(), run.rounds, run.seen)
     whole = first_fit(alone, [task(1, 1)])
     torch.testing.assert_close(fit.terms[1].importance, 0.75 * whole.terms[1].importance)
@@ -330,7 +331,8 @@ def test_the_elastic_term_loses_the_same_share():
 
 def test_with_a_share_of_0_it_is_evcl():
     """Kept rows have no weight. They are in the batches, so the noise is another."""
-    run, other = run_of("evcl-er", distill=0.0, replay_share=0.0), run_of("evcl", distill=0.0)
+    plain = {"distill": 0.0, "posterior": "diagonal"}
+    run, other = run_of("evcl-er", replay_share=0.0, **plain), run_of("evcl", **plain)
     for one in (run, other):
         one.learn([task(0, 0)])
     fit, wanted = first_fit(run, [task(1, 1)]), first_fit(other, [task(1, 1)])

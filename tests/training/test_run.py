@@ -138,6 +138,7 @@ def second_task(method, **settings):
 def test_a_step_follows_the_objective_as_written(method):
     """NLL + beta/N KL + 1/2 sum (lambda F + floor) [(mu - mu*)^2 + (s2 - s2*)^2], away from the anchor."""
     given = {"strength": 50.0, "fisher_floor": 0.7, "fisher_scale": "task", "distill": 0} if method != "vcl" else {}
+    given |= {"posterior": "diagonal"} if method == "evcl" else {}
     run, task = second_task(method, **given)
     old, new = run.memory.prior, run.network.posterior
     moved = new.mean + 0.1, None if new.log_std is None else new.log_std + 0.2
@@ -172,7 +173,7 @@ def test_a_step_follows_the_objective_as_written(method):
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_importance_accumulates(decay):
     """F <- gamma F_1 + F_2, each the Fisher of its own task at the weights after it."""
-    run, task = second_task("evcl", fisher_decay=decay)
+    run, task = second_task("evcl", fisher_decay=decay, posterior="diagonal")
     first = run.memory.importance.clone()
     assert (first > 0).any()
     run.learn([task], noise=Silent())
@@ -346,8 +347,8 @@ def test_a_domain_adds_a_softmax_and_the_likelihoods_of_its_classes():
         sizes.append(sum(t.numel() for t in learner.state.run.tensors().values()))
     width = learner.state.run.memory.classes.classes[0].shape[2]
     weights, per_weight = 10 * (10 + 1), len(("mean", "log_std", "prior mean", "prior log_std", "importance", "used"))
-    rows_and_beta = 2
-    assert set(np.diff(sizes)) == {per_weight * weights + 10 * width + rows_and_beta}
+    rows_and_beta, factors = 2, (10 + 1) ** 2 + 10**2
+    assert set(np.diff(sizes)) == {per_weight * weights + factors + 10 * width + rows_and_beta}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

@@ -89,8 +89,9 @@ def test_the_copy_is_thrown_away_and_is_one_task_more(method, generator):
     """q_t is, bit for bit, what training on the rest gives; the copy, what training on the coresets makes of q_t."""
     data = tasks(generator)
     plain_name = "evcl" if method == "evcl" else "vcl"
-    run = learned(method, data, **({"coreset": "kcenter"} if method == "evcl" else {}))
-    plain = new(plain_name)
+    given = {"posterior": "diagonal"} if method == "evcl" else {}
+    run = learned(method, data, **given, **({"coreset": "kcenter"} if method == "evcl" else {}))
+    plain = new(plain_name, **given)
     for task, coreset in zip(data, run.memory.kept, strict=True):
         kept = set(coreset.x[0, :, 0].tolist())
         rest = [i for i in range(N) if float(task.x[0, i, 0]) not in kept]

@@ -51,6 +51,12 @@ class NaiveOptions(LearnerOptions, total=False):
 
 
 # The rules of parts, whose names are no identifiers
+TemperingRules = TypedDict("TemperingRules", {"tempering.noise": float}, total=False)
+KroneckerRules = TypedDict(
+    "KroneckerRules",
+    {"kronecker.temperature": float, "kronecker.damping": float, "kronecker.draws": int},
+    total=False,
+)
 DistillationRules = TypedDict("DistillationRules", {"distill.temperature": float}, total=False)
 ForgettingRules = TypedDict("ForgettingRules", {"forget.significance": float, "forget.ridge": float}, total=False)
 InferenceRules = TypedDict("InferenceRules", {"infer.varied": float, "infer.known": float}, total=False)
@@ -84,7 +90,7 @@ class EWCOptions(NaiveOptions, ElasticOptions, DistillationOptions, total=False)
     """Settings of EWC."""
 
 
-class VCLOptions(NaiveOptions, DistillationOptions, total=False):
+class VCLOptions(NaiveOptions, DistillationOptions, TemperingRules, total=False):
     """Settings of VCL: of training, of the Gaussian over each weight, of the teacher and of coresets."""
 
     tempering: float | Auto
@@ -98,9 +104,11 @@ class VCLOptions(NaiveOptions, DistillationOptions, total=False):
     coreset_size: int
 
 
-class EVCLOptions(VCLOptions, ElasticOptions, InferenceRules, total=False):
+class EVCLOptions(VCLOptions, ElasticOptions, InferenceRules, KroneckerRules, total=False):
     """Settings of EVCL."""
 
+    posterior: Literal["auto", "diagonal", "kronecker"]
+    strength: float | Auto  # type: ignore[misc]
     one_softmax: bool
 
 

@@ -514,6 +514,7 @@ def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
         if width.shape != wanted.shape or width.dtype != wanted.dtype or not packing.finite(width):
             raise EvclError(f"the width of its first prior must be {wanted.dtype} {tuple(wanted.shape)} and finite")
         run.network.width = width
+        run.settings = run.settled(learner.settings)  # posterior=auto depends on it
 
 
 def _output(saved: Described, given: Output) -> Output:

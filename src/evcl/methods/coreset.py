@@ -22,6 +22,7 @@ from evcl._core.randomness import Purpose
 from evcl._core.settings import CORESET, Setting, Settings
 from evcl.methods.composed import VCL
 from evcl.methods.data import TaskData
+from evcl.methods.distillation import of_inner
 from evcl.methods.memory import examples, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.parts import Part, without
@@ -63,6 +64,7 @@ def with_coreset(method: Method, **changes: Any) -> Method:
         return Learned(learned.posterior, memory(learned.memory, kept, tuned))
 
     wrapped = replace(method, memory=memory, learn=learn, predictor=_tuned, log_joint=None, stages=method.stages + 1)
+    wrapped = replace(wrapped, structure=of_inner(method.structure))
     return replace(wrapped, **{"parts": [*without(method, "task inference"), FINE_TUNED], **changes})
 
 

@@ -44,15 +44,16 @@ MAX_AUTO_SIDE = 1024  # posterior=auto: the largest matrix, whose eigenvectors t
 POSTERIOR = Setting(
     "auto",
     "the structure of the Gaussian over the weights: diagonal, a variance for each; kronecker, a covariance for each "
-    f"layer; auto: kronecker if targets are classes and no layer has more than {MAX_AUTO_SIDE} inputs or outputs",
+    f"layer; auto: kronecker if targets are classes, tempering is not 0 and no layer has more than {MAX_AUTO_SIDE} "
+    "inputs or outputs",
     choices=("auto", "diagonal", "kronecker"),
 )
-STRENGTHS = {"diagonal": 3.0, "kronecker": 1.0}  # a diagonal misses what weights do together; a matrix does not
+DIAGONAL_STRENGTH = 3.0  # a diagonal misses what weights do together; a matrix does not
 STRENGTH = replace(
     ELASTIC["strength"],
     default="auto",
     help="lambda, the weight of the elastic term; with posterior=kronecker, how often the evidence of earlier rows "
-    f"counts; auto: {STRENGTHS['diagonal']:g}, and with posterior=kronecker {STRENGTHS['kronecker']:g}",
+    f"counts; auto: {DIAGONAL_STRENGTH:g}, and with posterior=kronecker 1",
     auto=True,
 )
 DIAGONAL = {"posterior": replace(POSTERIOR, default="diagonal", choices=("diagonal",)), "strength": ELASTIC["strength"]}
@@ -100,11 +101,14 @@ def settled(s: Settings, network: BayesianNetwork, likelihood: Likelihood) -> Se
     if chosen == "auto":
         wide = (max(block.sizes(network.layout)) for block in blocks(network, network.layout).values())
         small = max(wide, default=MAX_AUTO_SIDE + 1) <= MAX_AUTO_SIDE
-        plain = s.importance == "fisher" and not s.film and network.width is None
+        plain = s.importance == "fisher" and not s.film and network.width is None and s.tempering != 0
         chosen = "kronecker" if small and likelihood.softmax and plain else "diagonal"
+    elif chosen == "kronecker" and s.tempering == 0:
+        raise EvclError("with tempering=0 the weights have no covariance: use posterior=diagonal", setting="posterior")
     elif chosen == "kronecker" and network.width is not None:
         raise EvclError("a prior of your own has a width for each weight: use posterior=diagonal", setting="posterior")
-    strength = STRENGTHS[chosen] if isinstance(s.strength, str) else s.strength
+    usual = 1.0 if chosen == "kronecker" else DIAGONAL_STRENGTH
+    strength = usual if isinstance(s.strength, str) else s.strength
     return Settings({**s, "posterior": chosen, "strength": strength})
 
 

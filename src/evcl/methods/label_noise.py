@@ -67,7 +67,8 @@ def label_noise(task: TaskData, round_: Round) -> Tensor:
     mean = round_.posterior.mean
     if not round_.likelihood.softmax or task.y.shape[1] < 2:
         return mean.new_ones(len(mean), 1)
-    rows, (data, from_below) = task.drawn(round_.generators(Purpose.DOUBT), NOISE_ROWS), task.seen_by(round_.network)
+    rows = task.drawn(round_.generators(Purpose.DOUBT), NOISE_ROWS).sort(1).values  # few rows: the same bits again
+    data, from_below = task.seen_by(round_.network)
     x, y = task.take(rows)
     labels = double(F.one_hot(y, round_.network.classes(task.head)))
     seen = data.take(rows)[0] if from_below else x
@@ -81,6 +82,6 @@ def label_noise(task: TaskData, round_: Round) -> Tensor:
 def unexplained(x: Tensor, labels: Tensor) -> Tensor:
     """[R]: r, for labels [R, n, C] and inputs [R, n, D]."""
     each = [(labels - left_out(x, labels, ridge)).square().sum((1, 2)) for ridge in RIDGES]
-    total = (labels - labels.mean(1, keepdim=True)).square().sum((1, 2)).clamp_min(1e-12)
-    share: Tensor = torch.stack(each).amin(0) / total
-    return share.clamp(max=1.0)
+    total = (labels - labels.mean(1, keepdim=True)).square().sum((1, 2))
+    share: Tensor = torch.fmin(torch.stack(each).amin(0), total) / total.clamp_min(1e-12)  # overflow explains nothing
+    return share

@@ -104,12 +104,10 @@ class Constant(NamedTuple):
 
 def constants(method: Method) -> list[Constant]:
     """The rules of a method's parts, and the numbers of `constants.toml` that it uses."""
-    found = [
-        Constant(part.name, name, one.default, one.help, one.why)
-        for part in method.parts
-        for name, one in part.rules.settings.items()
-    ]
-    used = {part.name for part in method.parts} | {"training", *(["sigma", "numbers"] if method.bayesian else [])}
+    parts = {name: part.name for part in method.parts for name in part.rules.settings}
+    rules = {name: one for name, one in method.settings.items() if one is not None and one.why}
+    found = [Constant(parts.get(name, "posterior"), name, s.default, s.help, s.why) for name, s in rules.items()]
+    used = {one.part for one in found} | {"training", *(["sigma", "numbers"] if method.bayesian else [])}
     for part, entries in tomllib.loads(files("evcl._core").joinpath("constants.toml").read_text("utf-8")).items():
         for one in entries if part in used else ():
             module, _, name = one["at"].partition(":")

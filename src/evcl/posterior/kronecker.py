@@ -76,12 +76,15 @@ class Block(NamedTuple):
 
 class Root(NamedTuple):
     """The inverse of one product, or of the sum of two, is (L (x) R) diag(1 / scale) (L (x) R)^T: L [R, o, o]; R
-    [R, i, i], or [R, i] if it is diagonal; scale [R, o, i], or None if it is 1.
+    [R, i, i], or [R, i] if it is diagonal; scale [R, o, i], or None if it is 1. Of a sum, L and R have eigenvectors U
+    and V as factors (None: a diagonal R), which rounding may turn; draws do not depend on them.
     """
 
     left: Tensor
     right: Tensor
     scale: Tensor | None = None
+    u: Tensor | None = None
+    v: Tensor | None = None
 
     @classmethod
     def of(cls, a: Tensor, g: Tensor) -> Root:
@@ -91,17 +94,21 @@ class Root(NamedTuple):
         like, a, g = g, double(a), double(g)  # rounding, as of a GPU's products, would make small eigenvalues negative
         root = cls(inverse_root(g[:, 0]), a[:, 0].rsqrt() if a.dim() == 3 else inverse_root(a[:, 0]))
         if a.shape[1] == 2:
-            u, left = _eigen(root.left.mT @ g[:, 1] @ root.left)
+            of_g, u = _eigen(root.left.mT @ g[:, 1] @ root.left, like)
             if a.dim() == 3:
-                v, right = a[:, 1] / a[:, 0], root.right
+                of_a, v, right = a[:, 1] / a[:, 0], None, root.right
             else:
-                v, right = _eigen(root.right.mT @ a[:, 1] @ root.right)
-                right = root.right @ right
-            root = cls(root.left @ left, right, 1 + u.unsqueeze(2) * v.unsqueeze(1))
-        scale = None if root.scale is None else root.scale.to(like)
-        return cls(root.left.to(like), root.right.to(like), scale)
+                of_a, v = _eigen(root.right.mT @ a[:, 1] @ root.right, like)
+                right = root.right @ v
+            root = cls(root.left @ u, right, 1 + of_g.unsqueeze(2) * of_a.unsqueeze(1), u, v)
+        return cls(*(None if one is None else one.to(like) for one in root))  # type: ignore[arg-type]
 
     def drawn(self, z: Tensor) -> Tensor:
+        """The matrix that standard normal numbers Z [R, o, i] stand for."""
+        z = z if self.u is None else self.u.mT @ z
+        return self._scaled(z if self.v is None else z @ self.v)
+
+    def _scaled(self, z: Tensor) -> Tensor:
         """L Z R^T for Z [R, o, i], after a division by the root of the scale."""
         z = self.left @ (z if self.scale is None else z * self.scale.rsqrt())
         return z * self.right.unsqueeze(1) if self.right.dim() == 2 else z @ self.right.mT
@@ -111,7 +118,7 @@ class Root(NamedTuple):
         if self.scale is not None:
             d = self.left.mT @ d
             d = d * self.right.unsqueeze(1) if self.right.dim() == 2 else d @ self.right
-            return self.drawn(d * self.scale.rsqrt())
+            return self._scaled(d * self.scale.rsqrt())
         d = self.left @ (self.left.mT @ d)
         return d * self.right.square().unsqueeze(1) if self.right.dim() == 2 else d @ self.right @ self.right.mT
 
@@ -139,10 +146,12 @@ class Root(NamedTuple):
         return log_det if self.scale is None else log_det + self.scale.log().sum((1, 2))
 
 
-def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a symmetric matrix; an eigenvalue that may be a rounding error is 0."""
+def _eigen(matrix: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a symmetric matrix that was computed in the precision of `like`; an eigenvalue
+    that may be a rounding error is 0.
+    """
     values, vectors = torch.linalg.eigh(matrix)
-    rounding = values.abs().amax(1, keepdim=True) * values.shape[1] * torch.finfo(torch.float32).eps
+    rounding = values.abs().amax(1, keepdim=True) * values.shape[1] * torch.finfo(like.dtype).eps
     return torch.where(values.abs() > rounding, values, 0.0), vectors
 
 
