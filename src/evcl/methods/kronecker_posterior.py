@@ -107,6 +107,8 @@ def settled(s: Settings, network: BayesianNetwork, likelihood: Likelihood) -> Se
         raise EvclError("with tempering=0 the weights have no covariance: use posterior=diagonal", setting="posterior")
     elif chosen == "kronecker" and network.width is not None:
         raise EvclError("a prior of your own has a width for each weight: use posterior=diagonal", setting="posterior")
+    if chosen == "kronecker" and s.get("kfac_merge") == "tasks":
+        raise EvclError("a sum of products has no draws: use another kfac_merge than tasks", setting="kfac_merge")
     usual = 1.0 if chosen == "kronecker" else DIAGONAL_STRENGTH
     strength = usual if isinstance(s.strength, str) else s.strength
     return Settings({**s, "posterior": chosen, "strength": strength})
@@ -122,12 +124,8 @@ def learn(memory: Memory, round_: Round, s: Settings, beta: Number, past: Past) 
     matrix = [Matrix(memory.prior, rows, prior.blocks)] if rows else []
     fitted = yield Fit(round_.tasks, terms=[to_prior, *matrix], losses=past.losses)
     own = Kronecker.of(s)
-    how: dict[str, Any] = {
-        "fisher_temperature": own.temperature,
-        "fisher_spread": own.damping,
-        "fisher_draws": own.draws,
-    }
-    how |= {"fisher_scale": "examples", "kfac_merge": s.get("kfac_merge", "nearest")}
+    how: dict[str, Any] = {"fisher_temperature": own.temperature, "fisher_spread": own.damping}
+    how |= {"fisher_draws": own.draws, "fisher_scale": "examples", "kfac_merge": s.get("kfac_merge", "nearest")}
     factors, rest = measured(memory, fitted, round_, Settings({**s, **how}))
     last = betas(beta, memory.beta, past, round_, s)
     return Learned(fitted.q, replace(memory, factors=factors).after(fitted, round_, rest, s.fisher_decay, last))
@@ -150,11 +148,7 @@ def without_matrices(memory: Memory, network: BayesianNetwork) -> Memory:
 
 
 def belief(
-    memory: Memory,
-    network: BayesianNetwork,
-    s: Settings,
-    beta: Mapping[int, Any],
-    kept: Number = 1.0,
+    memory: Memory, network: BayesianNetwork, s: Settings, beta: Mapping[int, Any], kept: Number = 1.0
 ) -> KroneckerGaussian:
     """N(mu, L^-1), L as at the top. `beta`: by head, and of the trunk; `kept`: the part of the evidence that counts."""
     layout, mean = network.layout, memory.prior.mean
