@@ -94,7 +94,7 @@ def stored_by_key(how, value, found):
     if how.key is str and "scatter" in value:
         return "class statistics"
     if how.key is str:
-        return f"{len(found) / (1 + len(HIDDEN)):g} matrices/layer" if value else None
+        return f"{len(found) / (1 + len(HIDDEN)):g} per layer" if value else None
     if value and all(t.shape[2:] == (sum(HIDDEN),) for t in found):
         return "1 per unit and class"
     if any(t.dim() == 3 for t in found):
