@@ -17,18 +17,18 @@ import pytest
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "evcl"
 BUDGETS = {
-    "lines of src": 50_700,
+    "lines of src": 51_984,
     "private names of other objects": 0,
-    "branches on the kind of a target": 2,
+    "branches on the kind of a target": 3,
     "functions with more than 8 parameters": 15,
-    "Any": 304,
-    "lines of tests": 41_300,
+    "Any": 325,
+    "lines of tests": 42_451,
 }
 WALKS = {  # how many functions and classes are entered for the first time, and in how many files
-    "learn a second task": (398, 57),
-    "learn a row": (75, 13),
-    "evcl run": (900, 120),
-    "evcl learn": (1085, 148),
+    "learn a second task": (450, 62),
+    "learn a row": (74, 13),
+    "evcl run": (925, 122),
+    "evcl learn": (1127, 150),
     "evcl report": (230, 30),
 }
 KINDS = {"CATEGORICAL", "BERNOULLI", "NEXT_TOKEN", "GAUSSIAN", "POISSON"}

@@ -83,7 +83,7 @@ def stored(how, value):
     if isinstance(how, Another):
         return "a second network"
     if isinstance(how, KeptExamples) and sum(task.y.shape[1] for task in value) == 200:
-        return "200 examples in all"
+        return "200 examples"
     if isinstance(how, KeptExamples):
         (each,) = {task.y.shape[1] for task in value}
         return f"{each} examples " + ("per task" if len(value) == TASKS else f"of {len(value)} tasks")
@@ -94,7 +94,7 @@ def stored_by_key(how, value, found):
     if how.key is str and "scatter" in value:
         return "class statistics"
     if how.key is str:
-        return f"{len(found) / (1 + len(HIDDEN)):g} matrices per layer" if value else None
+        return f"{len(found) / (1 + len(HIDDEN)):g} per layer" if value else None
     if value and all(t.shape[2:] == (sum(HIDDEN),) for t in found):
         return "1 per unit and class"
     if any(t.dim() == 3 for t in found):
