@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from evcl.experiments.config import Config
     from evcl.training import Checkpoints
 
-NUMBERS = 11  # the numerical version: increased whenever the same settings give different numbers
+NUMBERS = 12  # the numerical version: increased whenever the same settings give different numbers
 AGENTS_VERSION = 2  # that of agents on streams of environments, whose numbers change apart from the others
 HEARTBEAT_SECONDS, MISSED_HEARTBEATS = 15.0, 8  # between an owner's heartbeats, and how many may be missed
 LONGEST_BEAT = 3600.0  # seconds
