@@ -113,7 +113,7 @@ def test_the_density_is_that_of_all_rows(generator):
 
 @pytest.mark.parametrize("method", ["evcl", "vcl"])
 def test_sites_of_other_classes_make_one_model_of_all(method):
-    base = started(method=method, tempering=0.02)
+    base = started(method=method, tempering=0.02, **({"posterior": "diagonal"} if method == "evcl" else {}))
     sites = [after(base, 1, (0,)), after(base, 2, (1, 2))]
     merged = evcl.merge(base, sites, ["rome", "oslo"])
     assert merged.tasks == ("base", "rome: more", "oslo: more")

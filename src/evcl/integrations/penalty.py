@@ -95,8 +95,7 @@ class Penalty:
             if name in LOOPS and name in chosen.known_settings:
                 raise EvclError(f"{name} is decided by the loop that trains the module: leave it out of the penalty")
         known = chosen.known_settings
-        own = {"distill": 0.0, "one_softmax": True, "posterior": "diagonal"}
-        usual = {name: value for name, value in own.items() if name in known and known[name].default != "kronecker"}
+        usual = {name: value for name, value in (("distill", 0.0), ("one_softmax", True)) if name in known}
         if settings.get("distill"):
             raise EvclError("distill is a loss on the outputs, and a penalty is on the weights only: leave it out")
         if prior not in ("zero", "network"):

@@ -54,7 +54,7 @@ class NaiveOptions(LearnerOptions, total=False):
 TemperingRules = TypedDict("TemperingRules", {"tempering.noise": float}, total=False)
 KroneckerRules = TypedDict(
     "KroneckerRules",
-    {"kronecker.temperature": float, "kronecker.damping": float, "kronecker.draws": int},
+    {"kronecker.temperature": float, "kronecker.damping": float, "kronecker.once": float, "kronecker.draws": int},
     total=False,
 )
 DistillationRules = TypedDict("DistillationRules", {"distill.temperature": float}, total=False)

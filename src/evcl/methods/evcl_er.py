@@ -98,7 +98,9 @@ def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
         fit = replace(fit, data=[weighted(task, 2.0) for task in fit.data])
         return replaying(fit, [weighted(task, 0.0) for task in inputs], s)
 
-    past = Past([evidence], *([left] * 2 if inner.factors else [each] * 2))
+    past = Past([evidence], each, left if inner.factors else each)
+    if s.get("posterior") == "kronecker":
+        past = Past([evidence], left)
     return with_fits(evcl.learn(inner, round_, s, past, by), replayed)
 
 
