@@ -17,12 +17,12 @@ import pytest
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "evcl"
 BUDGETS = {
-    "lines of src": 51_984,
+    "lines of src": 52_046,
     "private names of other objects": 0,
     "branches on the kind of a target": 3,
     "functions with more than 8 parameters": 15,
-    "Any": 325,
-    "lines of tests": 42_451,
+    "Any": 329,
+    "lines of tests": 42_462,
 }
 WALKS = {  # how many functions and classes are entered for the first time, and in how many files
     "learn a second task": (450, 62),
