@@ -140,7 +140,7 @@ def test_the_outline_of_the_memory(saved, tmp_path):
     assert tried > 400
     # What is empty may be written as another empty thing. Leaving out what the file holds is refused: tensors are left.
     inner = (0, "fields", "inner", "fields")
-    empty = [(*inner, "factors"), *((*inner, "classes", "fields", name) for name in ("classes", "common"))]
+    empty = [(*inner, "classes", "fields", name) for name in ("classes", "common")]
     assert taken == [((*at, "dict"), {}) for at in empty]
 
 

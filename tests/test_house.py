@@ -22,7 +22,7 @@ BUDGETS = {
     "branches on the kind of a target": 3,
     "functions with more than 8 parameters": 15,
     "Any": 329,
-    "lines of tests": 42_462,
+    "lines of tests": 42_465,
 }
 WALKS = {  # how many functions and classes are entered for the first time, and in how many files
     "learn a second task": (450, 62),
