@@ -49,7 +49,7 @@ def test_three_replicas_are_three_networks(name, generator):
     """Each with its own weights and statistics: as it would be alone, given its part of the noise."""
     make, data = MODELS[name]
     module, how = make(), {"epochs": 2, "lr": 0.01, "batch_size": 13, "fisher_examples": 7}
-    how |= {"posterior": "diagonal"}  # a matrix and its inverse carry rounding further
+    how |= {"posterior": "diagonal", "std_rate": 0.01}  # matrices, and sigma set in one step, carry rounding further
     x, y = data(generator, 0)
 
     def trained(seeds):
@@ -63,7 +63,7 @@ def test_three_replicas_are_three_networks(name, generator):
         alone, q = trained([seed])
         torch.testing.assert_close(p[r], q[0], rtol=1e-7, atol=1e-9)
         for key, tensor in alone.tensors().items():
-            torch.testing.assert_close(together.tensors()[key][r], tensor[0], rtol=2e-6, atol=1e-9)
+            torch.testing.assert_close(together.tensors()[key][r], tensor[0], rtol=1e-6, atol=1e-9)
     assert not torch.equal(p[0], p[1])
 
 

@@ -4,8 +4,8 @@
 
 This is the fixed point of natural-gradient steps on VCL's objective, mean NLL + beta/N KL(q || q_{t-1}), for a Gaussian
 of this structure: rows add N/beta times their expected Fisher to the prior's precision (Khan and Rue, 2023). The matrix
-has what a diagonal leaves out, so that there is no elastic term beside it: every row counts once, for any beta. The
-means are fitted first,
+has what a diagonal leaves out, so that there is no elastic term beside it: with this S_k, rows count once, for any
+beta. The means are fitted first,
 
     mean NLL + 1/(2N) (mu - mu*)^T (beta/s_p^2 I + sum_{k<t} S_k) (mu - mu*),
 
@@ -14,8 +14,8 @@ with the noise of the diagonal Gaussian that is nearest under the same KL; then 
 The NLL is quadratic only near mu, and a new task moves the weights further. There the NLL of the old rows grows faster
 than F says, most where the network is certain and F is nearly 0. So F is that of softened predictions, T^2 F_T, which
 is F if all classes are equally likely; and a part of the mean of their diagonals is added to G and A, for units that
-were not active. T = 1 and damping 0 are Bayes' rule. Softened, a row counts about ten times. Where new rows agree with
-the old ones (forgetting.py), there is nothing to protect against, and a tenth of the evidence counts.
+were not active. Softened, a row counts about ten times. Where new rows agree with the old ones (forgetting.py), there
+is nothing to protect against, and a tenth of it counts. T = 1, damping = 0 and once = 1 are Bayes' rule.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def settled(s: Settings, network: BayesianNetwork, likelihood: Likelihood) -> Se
 
 
 def learn(memory: Memory, round_: Round, s: Settings, beta: Number, past: Past) -> Learning:
-    own, elastic = Kronecker.of(s), torch.as_tensor(past.elastic).clamp_min(Kronecker.of(s).once)
-    betas_now = dict.fromkeys(memory.beta, beta) | {TRUNK_KEY: beta}
-    prior = belief(memory, round_.network, s, betas_now, past.prior * elastic.to(memory.importance))
+    own = Kronecker.of(s)
+    kept = past.prior * torch.as_tensor(past.elastic).clamp_min(own.once).to(memory.importance)
+    prior = belief(memory, round_.network, s, dict.fromkeys(memory.beta, beta) | {TRUNK_KEY: beta}, kept)
     variance, first = 1 / prior.precision(), first_precision(round_, s)
     # the rest of the pull on means with factors is the matrix's
     pull = torch.where(prior.factored() > 0, first * variance, 1.0)
